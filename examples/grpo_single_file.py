@@ -1,11 +1,13 @@
-"""GRPO in one file: a tiny transformer learns addition from a reward that can be verified.
+"""Implements GRPO in one file: a tiny transformer learns addition from a verifiable reward.
 
-    python examples/grpo_single_file.py
+    Run: python examples/grpo_single_file.py
 
-It needs only jax, flax and optax: read it from top to bottom and change anything in it.
-Source: Shao et al. 2024 (arXiv:2402.03300). The answer to `7+5=` is `12` and EOS. A few supervised
-steps make a policy that is sometimes right; it is also the reference of the KL penalty. P prompts
-have G completions each, in adjacent rows, B = P * G; a completion has T tokens.
+The script needs only jax, flax and optax: read the file from top to bottom and change anything in
+    it.
+Source: Shao et al. 2024 (arXiv:2402.03300). The right answer to the prompt `7+5=` is `12` and EOS.
+A few supervised steps make a policy that is sometimes right; this policy is also the reference of
+the KL penalty. P prompts have G completions each, in adjacent rows, so a batch has B = P * G rows;
+a completion has T tokens.
 """
 
 from collections import namedtuple
@@ -18,16 +20,17 @@ import optax
 NUM_PROMPTS, GROUP_SIZE, NUM_EPOCHS, NUM_MINIBATCHES = 32, 16, 1, 4
 EPSILON, BETA = 0.2, 0.04  # the ratio is clipped to 1 ± EPSILON; BETA is the weight of the KL
 LEARNING_RATE, MAX_NORM, WIDTH, LAYERS, HEADS = 5e-4, 1.0, 64, 2, 4
-PAD, EOS, ZERO, PLUS, EQUALS, VOCABULARY = 0, 1, 2, 12, 13, 14  # ZERO is the first of ten digits
-PROMPT, ANSWER = 4, 3  # tokens, EOS included
+# ZERO is the id of the first of ten digits.
+PAD, EOS, ZERO, PLUS, EQUALS, VOCABULARY = 0, 1, 2, 12, 13, 14
+PROMPT, ANSWER = 4, 3  # number of tokens, EOS included
 
 
 class Transformer(nn.Module):
-    """Decoder-only, with learnt positions."""
+    """Decoder-only transformer with learnt positions."""
 
     @nn.compact
     def __call__(self, tokens):
-        """Maps tokens `[B, N]` to logits of the tokens that follow each, `[B, N, V]`."""
+        """Maps tokens `[B, N]` to logits of each next token, `[B, N, V]`."""
         positions = nn.Embed(PROMPT + ANSWER, WIDTH)(jnp.arange(tokens.shape[1])[None])
         x, mask = nn.Embed(VOCABULARY, WIDTH)(tokens) + positions, nn.make_causal_mask(tokens)
         for _ in range(LAYERS):
@@ -42,7 +45,7 @@ Batch = namedtuple("Batch", "tokens log_prob mask reward")  # [B, PROMPT + T], [
 
 
 def write_prompts(a, b):
-    """Returns the tokens `[B, PROMPT]` of `a+b=`."""
+    """Returns the tokens `[B, PROMPT]` of the prompts `a+b=`."""
     a, b = a + ZERO, b + ZERO
     return jnp.stack([a, jnp.full_like(a, PLUS), b, jnp.full_like(a, EQUALS)], axis=1)
 
@@ -66,14 +69,14 @@ def sample(params, prompts, keys, greedy=False):
         logits = network.apply(params, tokens)[:, -1]
         action = logits.argmax(1) if greedy else jax.vmap(jax.random.categorical)(keys[t], logits)
         tokens = jnp.concatenate([tokens, jnp.where(ended, PAD, action)[:, None]], axis=1)
-        mask.append(~ended)  # trains EOS, but no token after it
+        mask.append(~ended)  # trains the answer and EOS, but no token after EOS
         ended |= action == EOS
     reward = jnp.all(tokens[:, PROMPT:] == right_answers(prompts), axis=1).astype(float)
     return Batch(tokens, completion_log_prob(params, tokens), jnp.stack(mask, axis=1), reward)
 
 
 def group_relative(reward):
-    """Computes `(R - mean) / std` within each group, `[P, G]`; 0 if all are equal."""
+    """Computes `(R - mean) / std` within each group, `[P, G]`; 0 if all rewards are equal."""
     centred = reward - reward.mean(axis=1, keepdims=True)
     return centred / (reward.std(axis=1, keepdims=True) + 1e-6)
 
@@ -85,7 +88,7 @@ def grpo_loss(params, batch, advantage, reference_log_prob):
     clipped = jnp.clip(ratio, 1.0 - EPSILON, 1.0 + EPSILON)
     surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
     log_ratio = reference_log_prob - log_prob
-    kl = jnp.exp(log_ratio) - log_ratio - 1.0  # k3, which estimates KL(policy || reference)
+    kl = jnp.exp(log_ratio) - log_ratio - 1.0  # k3 estimator of KL(policy || reference)
     objective = jnp.where(batch.mask, surrogate - BETA * kl, 0.0)
     return -jnp.mean(objective.sum(axis=1) / batch.mask.sum(axis=1))
 
@@ -102,7 +105,7 @@ def adam(loss, params, opt_state, *inputs):
 
 
 def update(params, opt_state, reference_params, batch, orders):
-    """Takes a step for each row of `orders`, the indices of a minibatch in the B completions."""
+    """Takes a step for each row of `orders`, the indices of a minibatch among the completions."""
     advantage = group_relative(batch.reward.reshape(-1, GROUP_SIZE)).reshape(-1, 1) * batch.mask
     samples = batch, advantage, completion_log_prob(reference_params, batch.tokens)
 
@@ -113,7 +116,7 @@ def update(params, opt_state, reference_params, batch, orders):
 
 
 def iteration(carry, key):
-    """Samples a group for each prompt and updates; returns the share of right answers as well."""
+    """Samples a group for each prompt and updates; returns the share of right answers too."""
     params, opt_state, reference_params = carry
     prompt_key, sample_key, shuffle_key = jax.random.split(key, 3)
     prompts = write_prompts(*jax.random.randint(prompt_key, (2, NUM_PROMPTS), 0, 10))

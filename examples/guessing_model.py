@@ -1,8 +1,9 @@
-"""Builds a small model with a tool from scratch: `python examples/guessing_model.py runs/guessing`.
+"""Builds a small model that calls a tool: `python examples/guessing_model.py runs/guessing`.
 
-Fits a small Llama to dialogues with the environment of `guessing.py`, whose guesses are drawn at
+Fits a small Llama to dialogues with the environment of `guessing.py`, in which all guesses are
+drawn at
 random, and writes the files of a downloaded model: a folder with weights, tokenizer and a chat
-template that writes tools (`model`), and also prompts (`prompts.jsonl`) to train it on with
+template that describes tools (`model`), and also prompts (`prompts.jsonl`) for training with
 `jaxrl-po language --tools=examples/guessing.py:Guessing …`; see docs/dialogues.md.
 """
 
@@ -33,7 +34,7 @@ QUESTION = "Find my number."
 
 
 def call(number: int) -> dict[str, object]:
-    """Returns a message that guesses."""
+    """Returns a message that calls the tool with a guess."""
     guess = {"name": "guess", "arguments": {"number": number}}
     return {
         "role": "assistant",
@@ -43,7 +44,7 @@ def call(number: int) -> dict[str, object]:
 
 
 def dialogue(drawn: random.Random) -> list[dict[str, object]]:
-    """Returns a game of random guesses, cut after three of them."""
+    """Returns a game of random guesses, cut after three guesses."""
     game = Guessing()
     said = game.reset(drawn.randrange(16))
     messages = [{"role": "user", "content": QUESTION + said}]
@@ -71,7 +72,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def main() -> None:
-    """Fits the model and writes its folder."""
+    """Fits the model and writes the model's folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
     parser.add_argument("--steps", type=int, default=300, help="of the fit")
@@ -86,7 +87,7 @@ def main() -> None:
     drawn, template = random.Random(0), pretrained.ChatTemplate(TEMPLATE, {"eos_token": END})
     tools = [schema_of(Guessing().guess, "guess")]
     dialogues = [dialogue(drawn) for _ in range(3000)]
-    # The model learns to write the next message after all previous ones.
+    # The model learns to write the next message after all previous messages.
     examples = {}
     for messages in dialogues:
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")

@@ -1,6 +1,7 @@
-"""A custom metric and a custom iteration, with work on the host around its program.
+"""Adds a custom metric and a custom iteration, with work on the host around the compiled program.
 
-`python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with both.
+`python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with the metric and the
+iteration.
 """
 
 import sys
@@ -17,7 +18,7 @@ from jaxrl_po.masked import Mean
 
 
 def with_norm(learner):
-    """Returns the learner with the metric `norm`: the global norm of the policy's parameters."""
+    """Returns the learner with a metric `norm`, the global norm of the policy's parameters."""
 
     def update(state, batch):
         state, metrics = learner.update(state, batch)
@@ -28,7 +29,7 @@ def with_norm(learner):
 
 
 def timed(step, state):
-    """Runs one iteration as a call of its program and adds its time as the metric `seconds`."""
+    """Runs one iteration as a call of its program; adds the call's time as the metric `seconds`."""
     begun = time.perf_counter()
     state, row = jax.block_until_ready(step(state))
     seconds = np.full(state.step.shape, time.perf_counter() - begun, np.float32)
@@ -36,7 +37,7 @@ def timed(step, state):
 
 
 def main(out, iterations=50):
-    """Trains two seeds; the folder then has the files of a run of the command."""
+    """Trains two seeds; the output folder then has the same files as a run of the command."""
     env = gymnax.make("CartPole-v1")[0]
     problem = control.make_problem(env, num_envs=8, num_steps=32)
     learner = with_norm(ppo.make(ppo.Config(), problem))

@@ -1,9 +1,11 @@
-"""PPO on CartPole in one file: all of training is one jitted function, vmapped over seeds.
+"""Implements PPO on CartPole in one file.
 
-    python examples/ppo_single_file.py
+All of training is one jitted function, vmapped over seeds.
 
-It needs only jax, flax, optax and gymnax (and six, which gymnax does not install): read it from
-top to bottom and change anything in it. Source: Schulman et al. 2017 (arXiv:1707.06347).
+    Run: python examples/ppo_single_file.py
+
+The script needs only jax, flax, optax and gymnax (and six, which gymnax does not install): read the
+file from top to bottom and change anything in it. Source: Schulman et al. 2017 (arXiv:1707.06347).
 """
 
 from collections import namedtuple
@@ -14,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-NUM_ENVS, NUM_STEPS = 16, 128  # B environments, T steps of each per rollout
+NUM_ENVS, NUM_STEPS = 16, 128  # B environments, T steps of each environment per rollout
 NUM_EPOCHS, NUM_MINIBATCHES = 4, 4
 GAMMA, LAMBDA, EPSILON = 0.99, 0.95, 0.2  # the ratio is clipped to 1 ± EPSILON
 VALUE_COEFFICIENT, ENTROPY_COEFFICIENT = 0.5, 0.01
@@ -29,7 +31,8 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Maps observations `[..., D]` to logits of the actions `[..., A]` and values `[...]`."""
-        # Not orthogonal: several QR factorisations, vmapped over seeds, can hang on a CPU.
+        # The initialisation is not orthogonal: several QR factorisations, vmapped over seeds, can
+        # hang on a CPU.
         x = nn.tanh(nn.Dense(64)(observation))
         x = nn.tanh(nn.Dense(64)(x))
         logits = nn.Dense(env.num_actions, kernel_init=nn.initializers.normal(0.01))(x)
@@ -51,7 +54,7 @@ def log_prob_of(action, logits):
 
 
 def rollout(params, envs, keys):
-    """Plays T steps with `keys` `[T, B, 2]`; `envs` are state, observation and return so far."""
+    """Takes T steps with `keys` `[T, B, 2]`; `envs` holds state, observation and return so far."""
 
     def step(envs, keys):
         state, observation, so_far = envs
@@ -59,8 +62,9 @@ def rollout(params, envs, keys):
         action = jax.vmap(jax.random.categorical)(keys[:, 0], logits)
         answer = jax.vmap(env.step, (0, 0, 0, None))(keys[:, 1], state, action, env_params)
         following, state, reward, terminated, truncated, info = answer
-        # Where an episode ends, gymnax resets by itself: `following` is then the first observation
-        # of the next episode, and the observation after the action is only in `info`.
+        # At the end of an episode gymnax resets by itself: `following` is then the first
+        # observation of the next episode, and only `info` has the last observation of the old
+        # episode.
         log_prob, final = log_prob_of(action, logits), info["final_observation"]
         batch = Batch(observation, action, log_prob, reward, final, terminated, truncated)
         so_far, ended = so_far + reward, terminated | truncated
@@ -71,7 +75,8 @@ def rollout(params, envs, keys):
 
 def gae(reward, value, next_value, terminated, truncated):
     """Computes generalised advantages, `[T, B]` (Schulman et al. 2016, arXiv:1506.02438)."""
-    # Nothing follows a termination; after a truncation the critic's value replaces the rest.
+    # The return after a termination is 0; after a truncation the critic's value replaces the rest
+    # of the return.
     delta = reward + GAMMA * jnp.where(terminated, 0.0, next_value) - value
     decay = GAMMA * LAMBDA * (1.0 - (terminated | truncated))
 
@@ -95,7 +100,7 @@ def ppo_loss(params, observation, action, old_log_prob, advantage, target):
 
 
 def update(params, opt_state, batch, orders):
-    """Takes a step for each row of `orders`, the indices of a minibatch in the T * B samples."""
+    """Takes a step for each row of `orders`, the indices of a minibatch among the T * B samples."""
     _, value = network.apply(params, batch.observation)
     _, next_value = network.apply(params, batch.next_observation)
     advantage = gae(batch.reward, value, next_value, batch.terminated, batch.truncated)
@@ -114,7 +119,7 @@ def update(params, opt_state, batch, orders):
 
 
 def train(key, iterations):
-    """Trains one seed; returns its parameters, and sum and number of episode returns."""
+    """Trains one seed; returns its parameters, and sum and number of its episode returns."""
     key, params_key, env_key = jax.random.split(key, 3)
     env_keys = jax.random.split(env_key, NUM_ENVS)
     observation, state = jax.vmap(env.reset, (0, None))(env_keys, env_params)
@@ -137,7 +142,7 @@ def train(key, iterations):
 
 
 def main(total_steps=250_000, seeds=4):
-    """Trains the seeds in parallel, then prints the mean return of each during training."""
+    """Trains the seeds in parallel, then prints the mean return of each seed during training."""
     iterations = total_steps // (NUM_STEPS * NUM_ENVS)
     keys = jax.random.split(jax.random.key(0), seeds)
     _, (total, count) = jax.jit(jax.vmap(lambda key: train(key, iterations)))(keys)

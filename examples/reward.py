@@ -1,8 +1,8 @@
-"""A custom reward: the share of correct characters of the answer, and 1 for plain digits."""
+"""Custom rewards: the share of correct characters in the answer, and 1 for plain digits."""
 
 
 def nearly(completions, answer, **columns):
-    """Share of the right characters, in [0, 1]."""
+    """Returns the share of right characters, in [0, 1]."""
     scores = []
     for text, right in zip(completions, answer, strict=True):
         same = sum(a == b for a, b in zip(text, right, strict=False))
@@ -11,5 +11,5 @@ def nearly(completions, answer, **columns):
 
 
 def digits(completions, **columns):
-    """1 for a completion of digits only."""
+    """Returns 1 for a completion that consists of digits only."""
     return [float(text.isdecimal()) for text in completions]

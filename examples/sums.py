@@ -1,6 +1,7 @@
 """Builds a small pretrained model in a minute: `python examples/sums.py runs/sums`.
 
-Writes word problems, trains a byte-level BPE on their text, fits a small Llama to some of the
+Writes word problems, trains a byte-level BPE on the problems' text, fits a small Llama to some of
+the
 answers, and writes the files of a downloaded model: a folder with weights, tokenizer and chat
 template (`model`), and also prompts with answers (`train.jsonl`, `test.jsonl`) for training by
 `jaxrl-po language --init_from=runs/sums/model --task=file …`; see docs/pretrained.md.
@@ -39,7 +40,7 @@ def problems() -> list[dict[str, object]]:
 
 
 def train_tokenizer(rows: list[dict[str, object]]) -> Tokenizer:
-    """Trains a byte-level BPE on the problems' text, with a token for each digit."""
+    """Trains a byte-level BPE on the problems' text, with one token for each digit."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
@@ -56,7 +57,7 @@ def train_tokenizer(rows: list[dict[str, object]]) -> Tokenizer:
 
 
 def main() -> None:
-    """Fits the model and writes its folder."""
+    """Fits the model and writes the model's folder."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path, help="folder, new or empty")
     parser.add_argument("--accuracy", type=float, default=0.45, help="where the fit stops")

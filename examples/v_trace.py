@@ -1,4 +1,4 @@
-"""V-trace (Espeholt et al. 2018, arXiv:1802.01561, eq. 1) in PPO, on samples of an older policy."""
+"""Implements V-trace (Espeholt et al. 2018, arXiv:1802.01561, eq. 1) in PPO, for older samples."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jaxrl_po.divergences import ratio
 def v_trace(trajectory, gamma=1.0, max_rho=1.0, max_c=1.0):
     """Computes `v_t = V_t + ρ_t δ_t + γ c_t (v_{t+1} − V_{t+1})`, the critic's target.
 
-    The advantage is `ρ_t (r_t + γ v_{t+1} − V_t)`. ρ and c are π_old / μ, cut at `max_rho` and
-    `max_c`; PPO's own ratio is π / π_old.
+    The advantage is `ρ_t (r_t + γ v_{t+1} − V_t)`. The weights ρ and c are π_old / μ, cut at
+    `max_rho` and `max_c`; PPO's own ratio is π / π_old.
     """
     weight = ratio(trajectory.log_prob, trajectory.sampler_log_prob)
     rho, c = jnp.minimum(weight, max_rho), jnp.minimum(weight, max_c)

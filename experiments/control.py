@@ -1,6 +1,6 @@
 """Trains a method on a gymnax environment.
 
-`python experiments/control.py --env=CartPole-v1 --out=runs/first`
+Example: `python experiments/control.py --env=CartPole-v1 --out=runs/first`
 """
 
 from jaxrl_po.__main__ import entry

@@ -1,9 +1,9 @@
-"""The demo: control tasks and a transformer trained by the same code, a few minutes on two cores.
+"""Runs the demo: control tasks and a transformer, by the same code in a few minutes on two cores.
 
-PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on the same task
-(`groups.png`), and the methods of the control family on CartPole-v1 (`family.png`). Writes a folder
-per run under `runs/demo/`, replacing an earlier demo. The exit status is 0 only if all parts reach
-their targets.
+The demo trains PPO on CartPole-v1 and on two-digit addition (`demo.png`), GRPO and DAPO on the same
+addition task (`groups.png`), and the other control methods on CartPole-v1 (`family.png`). Writes
+one folder per run under `runs/demo/`, and replaces an earlier demo. The exit status is 0 only if
+all parts of the demo reach their targets.
 """
 
 import sys
@@ -32,7 +32,7 @@ from jaxrl_po.run.store import statistics
 
 @config.record
 class Options:
-    """Place of the results."""
+    """Folder of the demo's results."""
 
     out: str = static("runs/demo", "folder for the results; an earlier demo in it is replaced")
 
@@ -41,12 +41,12 @@ class Part(NamedTuple):
     """One run of the demo.
 
     Attributes:
-      name: name of the folder of the run.
-      title: title in the picture.
-      domain: domain of the run.
-      main: `main` of its command.
+      name: name of the run's folder.
+      title: title of the part in the picture.
+      domain: domain of the run, control or language.
+      main: function `main` of the command that runs the part.
       arguments: flags of the run.
-      score: key in `summary.json`, with one number per seed.
+      score: key in `summary.json` whose value has one number per seed.
       aggregate: function that aggregates the seeds.
       target: smallest aggregate that counts as success.
     """
@@ -77,7 +77,7 @@ CARTPOLE = Part(
 
 
 def on_addition(algorithm: str, *arguments: str) -> Part:
-    """Builds a part with a method on two-digit addition, warm-started to half of the answers."""
+    """Builds a part: a method on two-digit addition, warm-started to half of the answers."""
     shared = (
         *("--task=addition", "--task.num_digits=2", "--seeds=4", "--total_steps=64000"),
         *("--model.width=32", "--model.mlp_width=96", "--warm_start.steps=2000"),
@@ -112,7 +112,7 @@ GRPO = on_addition("grpo", *IN_GROUPS, "--config.use_reference=false")
 DAPO = on_addition("dapo", *IN_GROUPS)
 PARTS = (CARTPOLE, ADDITION, GRPO, DAPO)
 
-# Methods to compare with PPO, which is already a part; their settings come from a sweep.
+# Methods to compare with PPO, which is already a part; a sweep found their settings.
 FAMILY = family.Options(methods="reinforce,a2c,trpo", seeds=8, total_steps=100_000)
 
 
@@ -126,7 +126,7 @@ def learned(part: Part, result: Result) -> bool:
 
 
 def groups(results: Sequence[Result]) -> list[plotting.Panel]:
-    """Builds panels of accuracy, entropy and tokens with an advantage, for methods on addition.
+    """Builds panels of accuracy, entropy and tokens with an advantage, for runs on addition.
 
     The methods are PPO, GRPO and DAPO; the last panel is drawn without PPO.
     """

@@ -1,6 +1,6 @@
-"""Evaluates the policies of a run again.
+"""Evaluates the policies of a run once more.
 
-`python experiments/evaluate.py --run=runs/first --size=1024`
+Example: `python experiments/evaluate.py --run=runs/first --size=1024`
 """
 
 from jaxrl_po.__main__ import entry

@@ -1,6 +1,6 @@
 """Trains a transformer on a verifiable task.
 
-`python experiments/language.py --task=addition --out=runs/addition`
+Example: `python experiments/language.py --task=addition --out=runs/addition`
 """
 
 from jaxrl_po.__main__ import entry

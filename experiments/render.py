@@ -1,6 +1,6 @@
 """Renders an episode of a finished or running run of `jaxrl-po control` as a GIF.
 
-`python experiments/render.py --run=runs/cartpole --out=cartpole.gif`
+Example: `python experiments/render.py --run=runs/cartpole --out=cartpole.gif`
 """
 
 from jaxrl_po.__main__ import entry

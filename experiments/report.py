@@ -1,6 +1,6 @@
 """Writes an HTML page about one or several runs.
 
-`python experiments/report.py runs/a runs/b --out=runs/report.html`
+Example: `python experiments/report.py runs/a runs/b --out=runs/report.html`
 """
 
 from jaxrl_po.__main__ import entry

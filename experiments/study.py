@@ -1,6 +1,7 @@
 """Tests a claim on many seeds: `python experiments/study.py --claim=mine.py:claim --out=runs/mine`.
 
-The file imports `Arm`, `Claim` and `Comparison` from `claim`, see `docs/studies/how.md`.
+The file imports `Arm`, `Claim` and `Comparison` from `claim`; `docs/studies/how.md` explains how to
+write one.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """Policy optimisation in JAX as one idea, collect → estimate → improve, from REINFORCE to DAPO.
 
-The names in `__all__` are modules. Each is imported at its first use, which starts no JAX backend.
+The names in `__all__` are modules. Each module is imported at its first use, which starts no JAX
+backend.
 
 Example:
   >>> import jaxrl_po
@@ -89,7 +90,7 @@ _LIBRARY = (
 )
 
 
-if not TYPE_CHECKING:  # a type checker would accept any name as a module
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name as a module
 
     def __getattr__(name: str) -> ModuleType:
         if name not in __all__:

@@ -1,4 +1,4 @@
-"""The command line: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
+"""Command line of the library: `jaxrl-po COMMAND`, also `python -m jaxrl_po COMMAND`."""
 
 import contextlib
 import importlib
@@ -23,7 +23,7 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command that the first argument names; returns its exit status.
+    """Runs the command that the first argument names; returns the command's exit status.
 
     Raises:
       UsageError: the command is unknown.
@@ -55,14 +55,15 @@ def entry(*command: str) -> NoReturn:
 
     An interrupt while modules are being imported is reported in one line.
     """
-    # An exception inside an import of JAX would surface as a different exception.
+    # An exception inside an import of JAX would surface as another exception.
     before = signal.signal(signal.SIGINT, _leave)
     try:
         from jaxrl_po.run.experiment import flags
 
-        importlib.import_module("jaxrl_po.run.experiment.training")  # imports JAX and others
+        # The imports of JAX and other modules take seconds.
+        importlib.import_module("jaxrl_po.run.experiment.training")
         importlib.import_module("jaxrl_po.run.devices.topology").silence_libtpu()
-    except ValueError as error:  # raised by matplotlib while it is imported
+    except ValueError as error:  # raised by matplotlib while matplotlib is imported
         if "MPLBACKEND" not in os.environ:
             raise
         print(f"error: MPLBACKEND={os.environ['MPLBACKEND']}: {error}", file=sys.stderr)
@@ -81,7 +82,7 @@ def entry(*command: str) -> NoReturn:
 
 
 def _leave(number: int, frame: Any) -> None:
-    with contextlib.suppress(OSError):  # the reader of the pipe has gone
+    with contextlib.suppress(OSError):  # the process that reads the pipe has ended
         os.write(2, b"\ninterrupted: nothing was started\n")
     os._exit(128 + number)
 

@@ -1,10 +1,11 @@
 """Estimators of returns and advantages, for one stream `[T]` or one group `[G]`; callers `vmap`.
 
 In a stream, `reward`, `value` = V(s_t) and `next_value` are in reward units, `terminated` and
-`truncated` are bool, and γ and λ lie in [0, 1]. `next_value[t]` is V of the *true* next
-observation: the final one where an episode ended, never the first of the next episode. Termination
-bootstraps nothing, truncation bootstraps V(final observation), and no return crosses either.
-`unroll` is the number of loop steps that one pass computes, see `backend.Target.unroll`.
+`truncated` are bool, and γ and λ lie in [0, 1]. The entry `next_value[t]` is V of the *true* next
+observation: the final one where an episode ended, never the first of the next episode. After a
+termination nothing is bootstrapped; after a truncation V(final observation) is; no return crosses a
+termination or a truncation. The argument `unroll` is the number of loop steps that one pass
+computes, see `backend.Target.unroll`.
 
 In float32, rewards up to 1e30 do not overflow; deviations above 1e19 have an infinite std, which
 makes the normalised advantages 0.
@@ -29,9 +30,8 @@ def discounted_returns(
 ) -> jax.Array:
     """Computes Monte Carlo returns, bootstrapped at truncations and at the segment's end.
 
-    `G_t = r_t + γ G_{t+1}` within an episode, `G_t = r_t` where it terminates, and
-    where it is truncated and at the last step of the segment. The result equals the λ-return at
-    λ = 1.
+    `G_t = r_t + γ G_{t+1}` within an episode, `G_t = r_t` where it terminates, and where it is
+    truncated and at the last step of the segment. The returns equal the λ-return at λ = 1.
 
     Example:
       >>> no = jnp.zeros(3, bool)
@@ -55,11 +55,11 @@ def n_step_returns(
 ) -> jax.Array:
     """Computes `G_t = r_t + γ r_{t+1} + … + γ^{n−1} r_{t+n−1} + γ^n V(s_{t+n})`.
 
-    Fewer steps are summed where the episode or the segment ends first. n ≥ T gives
+    Fewer than n steps are summed where the episode or the segment ends first. An n ≥ T gives
     `discounted_returns`; some lecture notes write A3C(k) for n = k + 1.
 
     Raises:
-      ValueError: n below 1.
+      ValueError: n is below 1.
 
     Example:
       >>> no = jnp.zeros(3, bool)
@@ -70,7 +70,7 @@ def n_step_returns(
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
-    # False at the last step of the segment: the return that follows it is unknown.
+    # False at the last step of the segment: the return after the segment is unknown.
     has_next = ~(terminated | truncated) & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
 
     def extend(returns: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -96,8 +96,9 @@ def gae(
     """Computes generalised advantage estimates `Â_t = δ_t + γλ Â_{t+1}`.
 
     `δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)`; the recursion is cut where an episode is
-    terminated or truncated. λ = 0 gives δ, λ = 1 the Monte Carlo return minus V. Adding `value`
-    gives the λ-return, the critic's target. Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
+    terminated or truncated. λ = 0 gives δ, λ = 1 the Monte Carlo return minus V. Adding `value` to
+    the estimates gives the λ-return, the critic's target. Schulman et al. 2016 (arXiv:1506.02438),
+    eq. 16.
 
     Example:
       >>> terminated, truncated = jnp.array([False, False, True]), jnp.zeros(3, bool)
@@ -137,8 +138,8 @@ def _check_stream(
 def informative(score: jax.Array) -> jax.Array:
     """Returns whether the scores of a group differ, `max ≠ min`: `[…, G]` to bool `[…]`.
 
-    A group of equal scores has no relative advantages and gives no gradient. Scores that are
-    sums of rewards come from `group_advantages.outcomes`.
+    A group of equal scores has no relative advantages and gives no gradient. Scores that are sums
+    of rewards are computed by `group_advantages.outcomes`.
 
     Example:
       >>> informative(jnp.array([[0.0, 1.0], [1.0, 1.0]])).tolist()
@@ -150,12 +151,14 @@ def informative(score: jax.Array) -> jax.Array:
 def group_relative(
     reward: jax.Array, *, scale: str = "std", ddof: int = 0, epsilon: Number = 1e-6
 ) -> jax.Array:
-    """Computes `(r_i − mean(r)) / (std(r) + ε)` within one group; exactly 0 if all are equal.
+    """Computes `(r_i − mean(r)) / (std(r) + ε)` within one group.
+
+    Exactly 0 if all rewards are equal.
 
     Args:
-      reward: `[G]`, one reward per member.
+      reward: `[G]`, one reward per member of the group.
       scale: divisor: `std`, or `none` for the centred reward alone (Dr. GRPO).
-      ddof: correction of the std's divisor: 0 is the papers' formula; TRL, verl and tunix use 1.
+      ddof: correction of the std's divisor: 0 gives the papers' formula; TRL, verl and tunix use 1.
       epsilon: constant added to the std.
 
     Returns:
@@ -180,7 +183,8 @@ def group_relative(
         raise ValueError(f"scale must be 'std' or 'none', got {scale!r}")
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     centred = reward - reward.mean()
-    # Compares the rewards, because rounding of the mean leaves std > 0 in many constant groups.
+    # Compares the rewards themselves, because rounding of the mean leaves std > 0 in many constant
+    # groups.
     differ = informative(reward)
     if scale == "std":
         centred = centred / (jnp.sqrt(jnp.sum(jnp.square(centred)) / (size - ddof)) + epsilon)
@@ -194,7 +198,7 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
     (arXiv:2402.14740), eq. 8.
 
     Raises:
-      ValueError: G = 1, which leaves nothing to average.
+      ValueError: G = 1, which leaves no other member to average.
 
     Example:
       >>> leave_one_out(jnp.array([1.0, 0.0, 0.0])).tolist()
@@ -211,12 +215,14 @@ def leave_one_out(reward: jax.Array) -> jax.Array:
 def maximum_likelihood(reward: jax.Array) -> jax.Array:
     """Computes `(r_i − mean(r)) / mean(r)` within one group; 0 if no member has a reward.
 
-    The gradient equals the gradient of `log p`, where p is the probability of a right answer, up to
-    terms that need more than G samples: a prompt that is solved one time in ten counts ten times
-    as much as in the gradient of p.
+    The expected gradient equals the gradient of `log p`, where p is the probability of a right
+    answer, up to
+    terms that need more than G samples: a prompt that is solved one time in ten has ten times the
+    weight that it has in the gradient of p.
 
     Args:
-      reward: `[G]`, at least 0; a negative one makes the whole group NaN and skips the update.
+      reward: `[G]`, at least 0; a negative reward makes the advantages of its group NaN and skips
+        the update.
 
     Returns:
       `[G]`. Tajwar et al. 2026 (arXiv:2602.02710), MaxRL.
@@ -235,17 +241,17 @@ def maximum_likelihood(reward: jax.Array) -> jax.Array:
 
 
 def scale_of(mean: jax.Array, std: jax.Array) -> jax.Array:
-    """Computes `max(std, |mean| / 10)`: the std with a floor, as a divisor that gives unit scale.
+    """Computes `max(std, |mean| / 10)`: the std with a floor, a divisor that gives unit scale.
 
-    The std of a nearly constant return is small or mere rounding error, and dividing by it would
-    amplify noise.
+    The std of a nearly constant return is small or mere rounding error, and division by such a std
+    would amplify noise.
 
     Args:
-      mean: `E*`, mean of the values to scale.
-      std: `E*`, their std with ddof 0.
+      mean: `E*`, mean of the values that are scaled.
+      std: `E*`, std of the values, with ddof 0.
 
     Returns:
-      `E*`, at least 0; 0 only where mean and std are both 0.
+      Divisor `E*`, at least 0; 0 only where mean and std are both 0.
 
     Example:
       >>> scale_of(jnp.array([-5.0, -5.0]), jnp.array([2.0, 0.0])).tolist()
@@ -265,8 +271,8 @@ def whiten(
     """Computes `(x − mean) / (std + ε)` over unmasked elements `E*`, ddof 0; 0 where masked.
 
     Args:
-      x: `E*`, any shape.
-      mask: `E*`, bool; None counts all.
+      x: `E*`, array of any shape.
+      mask: `E*`, bool; None counts all elements.
       shift_mean: False adds the mean back: `(x − mean) / (std + ε) + mean`.
       epsilon: constant added to the std.
       axis_name: device axis that the statistics are pooled over, or None.

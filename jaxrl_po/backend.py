@@ -1,4 +1,4 @@
-"""The platform that programs are compiled for, as a value: fast code differs between platforms."""
+"""Describes the platform that programs are compiled for, since fast code differs by platform."""
 
 import os
 from typing import NamedTuple
@@ -10,12 +10,12 @@ class Target(NamedTuple):
     """Platform and devices that a program is compiled for.
 
     Every `make` of a method and of a problem takes a target, so that a program for one platform can
-    be traced on another. It affects how results are computed, but not the results.
+    be traced on another platform. A target affects how results are computed, but not the results.
 
     Attributes:
-      platform: `cpu`, `gpu` or `tpu`, as JAX names it.
+      platform: name of the platform in JAX: `cpu`, `gpu` or `tpu`.
       devices: number of devices of the platform in one process.
-      cores: number of processor cores of that process.
+      cores: number of processor cores of the process.
 
     Example:
       >>> Target("cpu", 8, 8).one_core_each, Target("cpu", 1, 8).one_core_each
@@ -32,7 +32,7 @@ class Target(NamedTuple):
     def on_cpu(self) -> bool:
         """True on a CPU, where the cost of a small operation is its computation.
 
-        On a GPU each operation is a kernel, of 1 µs and more: there, few operations are fast.
+        On a GPU each operation is a kernel, which takes 1 µs or more: few operations are then fast.
         """
         return self.platform == "cpu"
 
@@ -40,22 +40,22 @@ class Target(NamedTuple):
     def one_core_each(self) -> bool:
         """True if each device is one core of a CPU, whose working set should stay in its cache.
 
-        A device of several cores divides large operations among them, but not an operation that was
-        cut into parts.
+        A device of several cores divides large operations among its cores, but not an operation
+        that was cut into parts.
         """
         return self.on_cpu and self.devices >= self.cores
 
     def unroll(self, steps: int) -> int:
         """Returns the steps in one pass of a short `jax.lax.scan`: 1 on a CPU, `steps` elsewhere.
 
-        Elementwise steps become one kernel, and one kernel writes the results of several steps. On
-        a CPU the loop over generalised advantages would take 2.5 times as long.
+        On a GPU, elementwise steps become one kernel, and one kernel writes the results of several
+        steps. On a CPU an unrolled loop over generalised advantages would take 2.5 times as long.
         """
         return 1 if self.on_cpu else steps
 
 
 def here() -> Target:
-    """Returns the default target, the backend of this process; starts the backend."""
+    """Returns the default target, this process's JAX backend; starts the backend."""
     return Target(jax.default_backend(), jax.local_device_count(), cores())
 
 

@@ -1,4 +1,4 @@
-"""Compensated sums, which tell whether two sums are equal up to their rounding."""
+"""Computes compensated sums, which tell whether two sums are equal up to their rounding."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Sums(NamedTuple):
 def _add(a: Sums, b: Sums) -> Sums:
     value = a.value + b.value
     share = value - a.value
-    rounded = (a.value - (value - share)) + (b.value - share)  # Knuth's TwoSum, exact
+    rounded = (a.value - (value - share)) + (b.value - share)  # Knuth's TwoSum, which is exact
     error = a.error + b.error + jnp.where(jnp.isfinite(value), rounded, 0.0)
     return Sums(value, error, a.size + b.size, a.terms + b.terms)
 
@@ -42,10 +42,10 @@ def rounding(value: jax.Array, size: jax.Array, terms: jax.Array, length: int) -
     """Computes the error bound of compensated sums, `4 ε |value| + T ε² size`; 0 for one term.
 
     Args:
-      value: `E*`, sum, or the largest of several sums.
+      value: `E*`, compensated sum, or the largest of several sums.
       size: `E*`, sum of absolute values of the terms.
-      terms: `E*`, number of terms other than 0.
-      length: T, the largest number of terms.
+      terms: `E*`, number of terms that are not 0.
+      length: T, the largest number of terms in a sum.
     """
     epsilon = jnp.finfo(value.dtype).eps
     return jnp.where(terms > 1, 4 * epsilon * jnp.abs(value) + length * epsilon**2 * size, 0.0)
@@ -54,12 +54,12 @@ def rounding(value: jax.Array, size: jax.Array, terms: jax.Array, length: int) -
 def sums_differ(sums: Sums, length: int, valid: jax.Array | bool = True) -> jax.Array:
     """Returns whether sums of a group, along the first axis, differ by more than `rounding`.
 
-    A NaN or an infinity differs from every sum.
+    A NaN or an infinity counts as different from every sum.
 
     Args:
       sums: `[G, …]`, sums of the members of a group.
-      length: T, the largest number of terms.
-      valid: `[G, …]`, bool, False for a member without such a sum.
+      length: T, the largest number of terms in a sum.
+      valid: `[G, …]`, bool, False for a member that does not have the sum.
     """
 
     def largest(x: jax.Array) -> jax.Array:

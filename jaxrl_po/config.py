@@ -1,12 +1,14 @@
 """Config records: frozen dataclasses with numbers as pytree leaves and shapes and switches static.
 
 A number can therefore be vmapped and changed without recompilation; a shape or a switch is part of
-the program. Each field declares its unit and range once, for the check, the command line and the
-documentation.
+the program. Each field declares its unit and range once, for the range check, the command line and
+the documentation.
 
-One rule holds for every record, every factory and `run.Experiment`. A NumPy scalar or a 0-d array
-counts as the Python number in it. Text is not a number, a bool is not a number, and 1 is not a
-bool: each is refused with the name of its field. So is a traced size, switch or name.
+The same conversion rule holds for every record, every factory and `run.Experiment`. A NumPy scalar
+or a 0-d array counts as the Python number that it holds. Text is not a number, a bool is not a
+number, and 1 is not a
+bool: each such value is refused with the name of its field. A traced size, switch or name is
+    refused too.
 """
 
 import dataclasses
@@ -32,11 +34,11 @@ Value = TypeVar("Value")
 
 
 class ConfigError(ValueError):
-    """An invalid setting; shown as `<field>: <message>`.
+    """Error for an invalid setting, shown as `<field>: <message>`.
 
     Args:
-      field: name of the setting.
-      message: sentence without a subject that says which values are valid, as in `must be off`.
+      field: name of the invalid setting.
+      message: sentence without a subject that states the valid values, as in `must be off`.
     """
 
     def __init__(self, field: str, message: str):
@@ -48,11 +50,11 @@ class ConfigError(ValueError):
 
 
 class NoEffectError(ConfigError):
-    """A setting without effect, because of another one.
+    """Error for a setting that has no effect because of another setting.
 
     Args:
-      field: name of the setting.
-      when: condition under which it has an effect, in words.
+      field: name of the setting without effect.
+      when: condition, in words, under which the setting has an effect.
     """
 
     def __init__(self, field: str, when: str):
@@ -63,7 +65,7 @@ class NoEffectError(ConfigError):
 class PythonObject(str):
     """Text `file.py:name` or `python:name` of a setting that stands for a Python object.
 
-    It is compared, hashed and written to files as its text.
+    The object is compared, hashed and written to files as its text.
 
     Attributes:
       value: Python object that the text stands for.
@@ -73,13 +75,13 @@ class PythonObject(str):
 
     @classmethod
     def of(cls, text: str, value: object) -> Self:
-        """Makes the text that carries an object, or a list of names and objects."""
+        """Makes the text that carries a Python object, or a list of names and objects."""
         made = cls(text)
         made.value = value
         return made
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # Another process imports the file itself and may give its module another name.
+        # Another process imports the file itself and may give the file's module another name.
         in_files = all(".py:" in each for each in self.split(","))
         return (str, (str(self),)) if in_files else super().__reduce__()
 
@@ -89,7 +91,7 @@ class PythonObject(str):
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Valid values of a field: finite numbers from `low` to `high`; an open end is excluded."""
+    """Valid values of a field: finite numbers from `low` to `high`, without an end that is open."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -113,13 +115,14 @@ UNIT = Interval(0.0, 1.0)
 POSITIVE = Interval(0.0, open_low=True)
 NON_NEGATIVE = Interval(0.0)
 COUNT = Interval(1)
-SEED = Interval(0, 2**32 - 1)  # the bits of a seed that a key uses
-SETTING = "setting"  # entry of a field's metadata
-GIVEN = object()  # in `Setting.when`: any text except the empty one
+SEED = Interval(0, 2**32 - 1)  # number of bits of a seed that a PRNG key uses
+SETTING = "setting"  # name of the entry in a dataclass field's metadata
+GIVEN = object()  # in `Setting.when`: any text except the empty text
 
 
 When = tuple[Any, ...]
-"""A field of the same record, and those of its values that give another field an effect."""
+"""Name of a field of the same record, and the values of this field that give another field an
+effect."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,19 +132,20 @@ class Setting:
     Attributes:
       doc: Description in one line, also shown by `--help`.
       unit: Unit of the value, such as `nats`; empty if it has none.
-      within: Valid values of a number; None for any.
-      choices: Valid values of a name, or a table with these names as keys; empty for any. A
-        `PythonObject` is valid too.
-      static: Whether another value compiles another program.
-      when: `(field, *values)`: the setting has an effect if that field of the record has one of the
-        values; an `Interval` means any number in it, `GIVEN` any text but the empty one, () always.
-      common: Whether `--help` shows the field; `--help=all` shows all.
-      resume: Whether a resumed run may have another value: `same`, `grows` or `any`.
-      sweep: Use in a sweep: `varies`, `same` in all runs, or `absent`.
-      stored: Whether `config.json` stores the value; False for a setting of a single start.
-      compared: Whether the processes of a run must agree on the value.
-      was: Former names of the field, read from JSON only.
-      were: Pairs of a former and a present value of the field, read from JSON only.
+      within: Valid values of a number; None if any number is valid.
+      choices: Valid values of a name, or a table with these names as keys; empty if any name is
+        valid. A `PythonObject` is valid too.
+      static: True if a changed value compiles a new program.
+      when: `(field, *values)`: the setting has an effect if this field of the record has one of the
+        values; an `Interval` means any number in the interval, `GIVEN` any text but the empty text,
+        () always.
+      common: True if `--help` shows the field; `--help=all` shows all fields.
+      resume: Difference that is allowed when a run is resumed: `same`, `grows` or `any`.
+      sweep: Use of the field in a sweep: `varies`, `same` in all runs, or `absent`.
+      stored: True if `config.json` stores the value; False for a setting of a single start.
+      compared: True if the processes of a run must agree on the value.
+      was: Former names of the field, accepted in JSON files only.
+      were: Pairs of a former and a present value of the field, accepted in JSON files only.
     """
 
     doc: str
@@ -160,7 +164,7 @@ class Setting:
 
 
 class FieldKeywords(TypedDict, total=False):
-    """Optional keywords of `number` and `static`; see `Setting`."""
+    """Optional keywords of `number` and `static`; `Setting` documents them."""
 
     unit: str
     when: When
@@ -176,12 +180,12 @@ class FieldKeywords(TypedDict, total=False):
 def number(
     default: float, doc: str, *, within: Interval = Interval(), **about: Unpack[FieldKeywords]
 ) -> float:
-    """Declares a numeric field: a pytree leaf that can be vmapped and changed without recompiling.
+    """Declares a numeric field, a pytree leaf that can be vmapped and changed without recompiling.
 
     Args:
-      default: Default value.
+      default: Default value of the field.
       doc: Description in one line, also shown by `--help`.
-      within: Valid values.
+      within: Valid values of the field.
       about: Further fields of `Setting`.
     """
     setting = Setting(doc, within=within, static=False, **about)
@@ -199,9 +203,9 @@ def static(
     """Declares a static field: a size, a switch or a name; another value compiles another program.
 
     Args:
-      default: Default value; its type is the flag's type on the command line.
+      default: Default value of the field; its type is the flag's type on the command line.
       doc: Description in one line, also shown by `--help`.
-      within: Valid values of a number.
+      within: Valid values of a numeric field.
       choices: Valid values of a name, or a table with these names as keys.
       about: Further fields of `Setting`.
     """
@@ -209,7 +213,7 @@ def static(
     return dataclasses.field(default=default, metadata={SETTING: setting})
 
 
-class common:  # reads as a prefix of the functions
+class common:  # the name reads as a prefix of the functions
     """Variants of `number` and `static` for fields that `--help` shows."""
 
     number = functools.partial(number, common=True)
@@ -223,7 +227,7 @@ def setting_of(field: dataclasses.Field[Any]) -> Setting:
 
 
 def is_record(value: object) -> bool:
-    """Returns whether a value is a class that `record` has made."""
+    """Returns whether a value is a class that the decorator `record` has made."""
     if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
         return False
     return all(SETTING in field.metadata for field in dataclasses.fields(value))
@@ -233,7 +237,7 @@ def is_record(value: object) -> bool:
 def record(cls: type[Record]) -> type[Record]:
     """Makes a class a frozen dataclass of `number` and `static` fields, and a pytree.
 
-    The docstring gets a line on each field, including inherited fields, for `help(cls)`.
+    The class docstring gets a line on each field, including inherited fields, for `help(cls)`.
 
     Example:
       >>> @record
@@ -276,27 +280,28 @@ def _convert_statics(config: Any) -> None:
 
 
 def static_value(name: str, value: Any, kind: type = object) -> Any:
-    """Returns the Python number in a NumPy scalar or a 0-d array, and any other value as it is.
+    """Returns the Python number in a NumPy scalar or a 0-d array, and any other value unchanged.
 
     Args:
-      name: static field or argument, for the message.
+      name: name of the static field or argument, for the message.
       value: value to convert.
       kind: expected type; `float` also accepts a whole number and a traced number.
 
     Raises:
-      ConfigError: the value is traced and not a `float`, or of another type.
+      ConfigError: the value is traced and the type is not `float`, or the value has another type.
 
     Example:
       >>> static_value("width", np.int64(8)), static_value("discount", jnp.float32(0.9))
       (8, 0.9)
     """
     if isinstance(value, jax.core.Tracer):
-        if kind is float:  # such as a temperature that is vmapped over problems
+        # A traced number is, for example, a temperature that is vmapped over problems.
+        if kind is float:
             return value
         raise ConfigError(name, "is static: build one program for each value")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim:
         if jnp.issubdtype(value.dtype, np.floating):
-            value = float(str(value))  # 0.9 for a float32, whose double is 0.8999999761581421
+            value = float(str(value))  # gives 0.9 for a float32, whose double is 0.8999999761581421
         elif _is_number(value) or value.dtype == bool:
             value = value.item()
     value = float(value) if kind is float and _is_number(value) and not np.ndim(value) else value
@@ -306,7 +311,7 @@ def static_value(name: str, value: Any, kind: type = object) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a real number or an array of them, but not a bool."""
+    """Returns whether a value is a real number or an array of real numbers, but not a bool."""
     if isinstance(value, numbers.Real):
         return not isinstance(value, bool)
     if not isinstance(value, jax.Array):
@@ -315,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def describe_field(field: dataclasses.Field[Any], *, default: bool = False) -> str:
-    """Returns one line on a field: its description, unit, valid values and, if asked, default."""
+    """Returns one line about a field: description, unit, valid values and, if asked, default."""
     setting = setting_of(field)
     notes = [setting.unit]
     if setting.within is not None and setting.within != Interval():
@@ -331,11 +336,12 @@ def describe_field(field: dataclasses.Field[Any], *, default: bool = False) -> s
 def check(config: Any) -> None:
     """Checks the range and the effect of every field; traced numbers are skipped.
 
-    Traced numbers were checked before tracing. A field without effect must have its default.
+    Traced numbers were checked before tracing started. A field without effect must have its default
+    value.
 
     Args:
-      config: record to check; every element of a numeric leaf that is an array (stacked
-        hyperparameters) is checked.
+      config: record to check; if a numeric leaf is an array (stacked hyperparameters), every
+        element of the array is checked.
 
     Raises:
       ConfigError: names the first field out of range, its value and the range.
@@ -360,7 +366,10 @@ def check(config: Any) -> None:
 
 
 def _matches(value: Any, wanted: Any) -> bool:
-    """Returns whether a value equals the wanted one or lies in its interval; True if traced."""
+    """Returns whether a value equals the wanted value or lies in the wanted interval.
+
+    True if traced.
+    """
     if isinstance(value, jax.core.Tracer):
         return True
     if wanted is GIVEN:
@@ -369,7 +378,7 @@ def _matches(value: Any, wanted: Any) -> bool:
 
 
 def _in_words(name: str, values: Sequence[Any]) -> str:
-    """Returns the condition that a field has one of the values, in words.
+    """Returns the condition, in words, that a field has one of several values.
 
     Example:
       >>> _in_words("early_stop", [True]), _in_words("scale", ["std", "batch"])
@@ -400,7 +409,8 @@ def check_size(name: str, value: Any, within: Interval = COUNT, *, part: str = "
       name: name of the setting or argument.
       value: any value.
       within: valid range.
-      part: part of the setting that the value is, for the message; empty for a whole setting.
+      part: name of the part of the setting that the value is, for the message; empty for a complete
+        setting.
 
     Raises:
       ConfigError: the value is traced, or is not an integer in `within`.
@@ -433,7 +443,10 @@ def require_effect(config: Any, name: str, condition: bool, when: str) -> None:
 
 
 def require_unset(config: Any, name: str, when: str) -> None:
-    """Rejects a field that was set although another argument replaces it; see `require_effect`."""
+    """Rejects a field that was set although another argument replaces the field.
+
+    See `require_effect`.
+    """
     require_effect(config, name, False, when)
 
 
@@ -441,7 +454,7 @@ def require_order(low: Number, high: Number, low_name: str, high_name: str) -> N
     """Rejects two fields in the wrong order; skips traced values.
 
     Raises:
-      ConfigError: `high` is below `low` somewhere.
+      ConfigError: an element of `high` is below the element of `low`.
     """
     if not any(isinstance(value, jax.core.Tracer) for value in (low, high)) and np.any(
         np.asarray(high) < np.asarray(low)
@@ -456,13 +469,13 @@ def changed(config: Any, name: str) -> bool:
         return False
     if isinstance(default, str):
         return bool(value != default)
-    # Compares in float32, the type of a leaf after `as_arrays`.
+    # The comparison is in float32, the type of a leaf after `as_arrays`.
     return bool(np.any(np.float32(value) != np.float32(default)))
 
 
 def as_arrays(config: Record) -> Record:
     """Converts numeric leaves to float32 arrays.
 
-    Passing an `int` or a `np.float32` for a `float` then does not recompile.
+    An `int` or a `np.float32` in place of a `float` then does not recompile the program.
     """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), config)

@@ -1,6 +1,6 @@
 """Action distributions as pytrees: `sample`, `mode`, `log_prob`, `entropy` and the exact `kl`.
 
-Everything is in nats and computed in float32 at least. The parameters carry the batch shape, so
+All results are in nats and computed in float32 at least. The parameters carry the batch shape, so
 that `vmap`, `scan` and masks see plain arrays. A user-defined distribution must be a pytree with
 these five methods.
 """
@@ -17,8 +17,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.divergences import exp_excess
 from jaxrl_po.types import Distribution
 
-# Number of actions at which sampling takes so long that a second pass is worth its cost, and at
-# which unlikely actions together are likely enough to need finer random numbers.
+# Number of actions above which sampling takes so long that a second pass is worth its cost;
+# unlikely actions together are then likely enough to need finer random numbers.
 MANY = 1024
 
 
@@ -55,7 +55,8 @@ class Categorical:
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Computes the log-probability of `action` `E*`, in nats."""
         chex.assert_shape(action, self.logits.shape[:-1])
-        # A masked sum: the gradient of indexing is a scatter, ten times as slow on a CPU.
+        # The masked sum replaces indexing: the gradient of indexing is a scatter, ten times as slow
+        # on a CPU.
         chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
@@ -67,7 +68,7 @@ class Categorical:
     def kl(self, other: "Categorical") -> jax.Array:
         """Computes the exact KL(self ‖ other) = `Σ_a p (log p − log q)`, `E*`, nats, at least 0.
 
-        The terms of `Σ_a p (q/p − 1 − log(q/p))` do not cancel; a term is q if p = 0.
+        The terms of the sum `Σ_a p (q/p − 1 − log(q/p))` do not cancel; a term is q if p = 0.
         """
         chex.assert_equal_shape([self.logits, other.logits])
         mine, its = self.log_probs(), other.log_probs()
@@ -81,20 +82,25 @@ def _gumbel(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Arr
     """Draws standard Gumbel numbers up to 22.9; `jax.random.gumbel` ends at 15.9.
 
     Tokens down to e⁻²² of the largest probability are then drawn at their true rate; a large
-    vocabulary has thousands of these. Uses all 32 bits of a draw, as −log E with E = −log(1 − u),
-    which is finest near 0.
+    vocabulary has thousands of such tokens. The draw uses all 32 bits of a random word, as −log E
+    with E = −log(1 − u), which is finest near 0.
     """
     uniform = (jax.random.bits(key, shape, jnp.uint32).astype(dtype) + 0.5) * 2.0**-32
-    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))  # u may round up to 1
+    # The random number u may round up to 1.
+    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))
 
 
 def _argmax(x: jax.Array) -> jax.Array:
-    """Returns the index of the largest number along the last axis, int32; the lowest wins a tie."""
+    """Returns the index of the largest number along the last axis, int32.
+
+    The lowest index wins a tie.
+    """
     size = x.shape[-1]
     if size <= MANY:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    # Two vectorised passes over finished numbers. XLA's `argmax` on a CPU is scalar and fused with
-    # its input: it takes three times as long.
+    # Takes two vectorised passes over computed numbers. XLA's `argmax` on a CPU is scalar and fused
+    # with
+    # its input: the fused loop takes three times as long.
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)
@@ -156,7 +162,7 @@ class DiagonalGaussian:
             _wide, (self.mean, self.log_std, other.mean, other.log_std)
         )
         z = (mean - other_mean) * jnp.exp(-other_log_std)
-        # With v the ratio of the variances, v − 1 − log v.
+        # v is the ratio of the variances; a component contributes v − 1 − log v.
         spread = exp_excess(2.0 * (log_std - other_log_std))
         return 0.5 * jnp.sum(spread + jnp.square(z), axis=-1)
 
@@ -173,10 +179,11 @@ _BEND = 4.0 * _BEND * np.log1p(np.exp(-2.0 * _PLACES))
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TanhGaussian:
-    """`tanh(u)` with u from a diagonal Gaussian; the action that is stored and scored is u.
+    """Distribution of `tanh(u)` with u from a diagonal Gaussian; stored and scored actions are u.
 
     `log π(u) = log N(u) − Σ_d log(1 − tanh²(u_d))`, the density of tanh(u) (Haarnoja et al. 2018,
-    arXiv:1801.01290, appendix C). Tanh is a bijection, so the KL equals the Gaussians' KL.
+    arXiv:1801.01290, appendix C). Tanh is a bijection, so the KL equals the KL of the two
+    Gaussians.
 
     Attributes:
       mean: `[E*, D]`, mean of u.
@@ -192,7 +199,7 @@ class TanhGaussian:
     log_std: jax.Array
 
     def gaussian(self) -> DiagonalGaussian:
-        """Returns the distribution of u."""
+        """Returns the Gaussian distribution of u."""
         return DiagonalGaussian(self.mean, self.log_std)
 
     def sample(self, key: jax.Array) -> jax.Array:
@@ -209,14 +216,15 @@ class TanhGaussian:
 
     def entropy(self) -> jax.Array:
         """Computes the differential entropy of tanh(u), `E*`, nats, by quadrature to about 1e-3."""
-        # Each formula gets a σ for which it holds: otherwise the other's gradient may be NaN.
+        # Each formula gets only σ for which the formula holds: otherwise the gradient of the unused
+        # formula may be NaN.
         mean, std = _wide(self.mean), jnp.exp(_wide(self.log_std))
         small, large = jnp.where(std < 1.0, std, 1.0), jnp.where(std < 1.0, 1.0, std)
-        # For a narrow Gaussian: E log(1 − tanh²(u)) at Gauss and Hermite's nodes.
+        # For a narrow Gaussian: E log(1 − tanh²(u)) at the nodes of Gauss and Hermite.
         u = mean[..., None] + jnp.multiply.outer(small, _NODES.astype(std.dtype))
         narrow = _log_slope(u) @ _WEIGHTS.astype(std.dtype)
-        # A wide Gaussian would miss the bend at 0: 2 log 2 − 2 E|u| in closed form, and the rest,
-        # −2 log(1 + e^(−2|u|)), at Gauss and Legendre's nodes.
+        # For a wide Gaussian these nodes would miss the bend at 0: 2 log 2 − 2 E|u| is computed in
+        # closed form, and the rest, −2 log(1 + e^(−2|u|)), at the nodes of Gauss and Legendre.
         distance = (jnp.subtract.outer(mean, side * _PLACES.astype(std.dtype)) for side in (-1, 1))
         density = sum(jnp.exp(-0.5 * jnp.square(x / large[..., None])) for x in distance)
         bend = (density @ _BEND.astype(std.dtype)) / (large * math.sqrt(2 * math.pi))
@@ -239,7 +247,7 @@ def _log_slope(u: jax.Array) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-    """Independent simultaneous choices: the event is a vector with one option for each choice.
+    """Distribution of independent simultaneous choices; an event has one option for each choice.
 
     Attributes:
       logits: `[E*, A]`, concatenated logits of all choices; `-inf` excludes an option.
@@ -295,17 +303,18 @@ class MultiCategorical:
 
 
 def allow(distribution: Distribution, legal: jax.Array) -> Distribution:
-    """Restricts a distribution to the legal actions; the others have probability 0.
+    """Restricts a distribution to the legal actions; illegal actions have probability 0.
 
-    If a choice has no legal action, nothing is excluded: a NaN there would make the whole batch
-    NaN. The collecting problem counts such steps.
+    If a choice has no legal action, no action is excluded: a NaN in one step would make all of the
+    batch NaN. The problem that collects the batch counts steps without a legal action.
 
     Args:
       distribution: distribution over discrete actions.
       legal: bool, `[E*, A]`, in the order of the distribution's logits.
 
     Raises:
-      ConfigError: the actions are not discrete, or their number differs from the flags'.
+      ConfigError: the actions are not discrete, or their number differs from the number of flags in
+        `legal`.
 
     Example:
       >>> two = allow(Categorical(jnp.zeros(3)), jnp.array([True, False, True]))
@@ -353,7 +362,7 @@ def possible(legal: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
 def log_prob_and_entropy(
     distribution: Distribution, action: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes both, `E*` each, nats, together if the distribution has a method of this name."""
+    """Computes log-probability and entropy, `E*` each, nats, in one pass if possible."""
     at_once = getattr(distribution, "log_prob_and_entropy", None)
     if at_once is None:
         return distribution.log_prob(action), distribution.entropy()

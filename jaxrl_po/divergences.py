@@ -9,8 +9,8 @@ with actions sampled by the policy itself, x = log π − log π_ref:
 | k2 | x² / 2 | biased | ∇KL(policy ‖ reference) |
 | k3 | e⁻ˣ − 1 + x | KL(policy ‖ reference) | ∇KL(reference ‖ policy) |
 
-In each, `log_prob` is log π in nats under the policy that sampled the actions, and shapes are `E*`.
-Log-ratios are clamped to ±20. Source: Schulman 2020, "Approximating KL divergence".
+In each estimate, `log_prob` is log π in nats under the policy that sampled the actions, and shapes
+are `E*`. Log-ratios are clamped to ±20. Source: Schulman 2020, "Approximating KL divergence".
 """
 
 import chex
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from jaxrl_po.config import Number
 
-# Nats. Rounding can make the log π of a sampler and of a pass over sequences differ by this much.
+# Nats. Rounding can make a sampler's log π differ from the log π of a pass over sequences by up to
+# this number.
 ROUNDING = 1e-4
 
 MAX_LOG_RATIO = 20.0
@@ -28,8 +29,8 @@ MAX_LOG_RATIO = 20.0
 def ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
     """Computes the ratio `exp(clip(log_prob − old_log_prob, ±20))`, in float32 at least.
 
-    Without the clamp one token could overflow `exp` and turn a whole update into NaN; beyond it the
-    gradient is 0. The result lies in [2e-9, 5e8].
+    Without the clamp one token could overflow `exp` and turn an update into NaN; beyond the clamp
+    the gradient is 0. The ratio lies in [2e-9, 5e8].
 
     Example:
       >>> float(ratio(jnp.log(0.5), jnp.log(0.25)))
@@ -47,10 +48,11 @@ def log_ratio(log_prob: jax.Array, old_log_prob: jax.Array) -> jax.Array:
 
 def exp_excess(x: jax.Array) -> jax.Array:
     """Computes `eˣ − 1 − x`, `E*`: never negative, and without cancellation near 0."""
-    # Below the limit the difference loses more to cancellation than the series leaves out.
+    # Below the limit the difference loses more to cancellation than the truncated series omits.
     limit = 1e-3 if x.dtype == jnp.float64 else 0.05
     small = jnp.abs(x) < limit
-    near = jnp.clip(x, -limit, limit)  # its powers must not overflow: 0 · ∞ would be the gradient
+    # Powers of the input must not overflow: 0 · ∞ would be the gradient.
+    near = jnp.clip(x, -limit, limit)
     series = jnp.square(near) * (0.5 + near * (1 / 6 + near * (1 / 24 + near / 120)))
     return jnp.where(small, series, jnp.expm1(x) - x)
 
@@ -58,7 +60,7 @@ def exp_excess(x: jax.Array) -> jax.Array:
 def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """Computes `log π − log π_ref`, nats: unbiased and of either sign.
 
-    Useful inside a reward; as a loss its expected gradient is 0.
+    The estimate k1 is useful inside a reward; as a loss its expected gradient is 0.
 
     Example:
       >>> round(float(k1(jnp.log(0.5), jnp.log(0.25))), 4)
@@ -71,7 +73,7 @@ def k1(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """Computes `½ (log π − log π_ref)²`, nats: biased and never negative.
 
-    As a loss its expected gradient is the gradient of KL(policy ‖ reference).
+    As a loss, k2 has the expected gradient ∇KL(policy ‖ reference).
 
     Example:
       >>> round(float(k2(jnp.log(0.5), jnp.log(0.25))), 4)
@@ -84,9 +86,8 @@ def k2(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
 def k3(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
     """Computes `r − 1 − log r` with `r = π_ref / π`, nats: unbiased and never negative.
 
-    As a loss its expected gradient is the gradient of KL(reference ‖ policy). Shao et al. 2024
-    (GRPO), eq. 4, where π is the policy being trained: the old policy's log-probabilities have no
-    gradient.
+    As a loss, k3 has the expected gradient ∇KL(reference ‖ policy). In Shao et al. 2024 (GRPO), eq.
+    4, π is the policy being trained: the old policy's log-probabilities have no gradient.
 
     Example:
       >>> round(float(k3(jnp.log(0.5), jnp.log(0.25))), 4)
@@ -108,14 +109,14 @@ def adapt_coefficient(
 
     Args:
       coefficient: `[]`, β.
-      kl: `[]`, nats, between the policies before and after the last update; if it is not finite, β
-        does not change.
-      target: d_targ, nats.
-      tolerance: ratio of KL and target, above 1, beyond which β changes.
-      factor: change of β, above 1.
+      kl: `[]`, nats, KL between the policies before and after the last update; if the KL is not
+        finite, β does not change.
+      target: target KL d_targ, nats.
+      tolerance: ratio of KL and target, above 1; beyond this ratio β changes.
+      factor: factor by which β changes, above 1.
 
     Returns:
-      `[]`, the next β, within [1e-8, 1e8]. Schulman et al. 2017 (PPO), section 4.
+      Next coefficient β, `[]`, within [1e-8, 1e8]. Schulman et al. 2017 (PPO), section 4.
 
     Example:
       >>> float(adapt_coefficient(jnp.float32(1.0), jnp.float32(0.02), 0.01))
@@ -140,13 +141,14 @@ def adapt_proportionally(
 
     Args:
       coefficient: `[]`, β.
-      kl: `[]`, nats, KL(policy ‖ reference); if it is not finite, β does not change.
+      kl: `[]`, nats, KL(policy ‖ reference); if the KL is not finite, β does not change.
       target: target KL, nats, above 0.
       gain: gain of the proportional controller.
-      limit: bound of the error; with the defaults β changes by at most 2 % per call.
+      limit: bound of the error e; with the defaults β changes by at most 2 % per call.
 
     Returns:
-      `[]`, the next β, within [1e-8, 1e8]. Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+      Next coefficient β, `[]`, within [1e-8, 1e8]. Ziegler et al. 2019 (arXiv:1909.08593), section
+      2.2.
 
     Example:
       >>> beta = adapt_proportionally(jnp.float32(1.0), jnp.float32(0.011), 0.01)

@@ -1,8 +1,8 @@
-"""DAPO's dynamic sampling as a wrapper of problems in groups: only informative groups are used.
+"""Wraps problems in groups with DAPO's dynamic sampling: only informative groups are used.
 
-Rejection sampling with a bounded number of batches, inside the jitted program: a loop collects
-until a buffer of fixed size is full of informative groups, or the bound is reached and the rest of
-the buffer stays masked.
+Dynamic sampling is rejection sampling with a bounded number of batches, inside the jitted program:
+a loop collects until a buffer of fixed size is full of informative groups, or the bound is reached
+and the rest of the buffer stays masked.
 """
 
 import functools
@@ -19,13 +19,13 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size, static_value
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
-# Entries of `CollectorState` if a surplus is carried.
-SURPLUS = "surplus"  # sharded: groups `[P, …]`; the first `SURPLUS_COUNT` are valid
-SURPLUS_COUNT = "surplus_count"  # replicated: `[]`, int32, over all devices
+# Entries of `CollectorState` if a surplus of groups is carried to the next iteration.
+SURPLUS = "surplus"  # sharded entry: groups `[P, …]`; the first `SURPLUS_COUNT` groups are valid
+SURPLUS_COUNT = "surplus_count"  # replicated entry: `[]`, int32, number of groups over all devices
 
 
 class FillState(NamedTuple):
-    """Carry of the loop: this device's share of the groups accepted so far."""
+    """Carry of the collecting loop: this device's share of the groups accepted so far."""
 
     collector: CollectorState
     buffer: Any
@@ -36,16 +36,18 @@ class FillState(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Positions of accepted groups: a device has its share of the batch, then of the surplus.
+    """Positions of accepted groups.
+
+    A device holds its share of the batch, then its share of the surplus.
 
     Attributes:
       wanted: number of groups of the batch, over all devices.
-      share: number of these groups on this device.
-      generated: number of groups of a generated batch on this device, and of slots for its
-        surplus.
+      share: number of the batch's groups on this device.
+      generated: number of groups of a generated batch on this device, also the number of slots for
+        the device's surplus.
       devices: number of devices.
       device: index of this device.
-      axis_name: device axis, or None.
+      axis_name: name of the device axis, or None.
     """
 
     wanted: int
@@ -68,32 +70,35 @@ def dynamic_sampling(
 ) -> Problem:
     """Wraps a problem: `collect` generates batches until it has enough informative groups.
 
-    The raw score decides, never a shaped reward. Groups keep the order in which they were
-    generated, for any number of devices. Slots still empty after `max_generation_batches` are
-    masked and have score 0. The new problem has no strata: groups selected by their scores are a
-    biased sample of a prompt's outcomes.
+    The raw score decides whether a group is informative, never a shaped reward. Groups keep the
+    order in which they were generated, for any number of devices. Slots that are still empty after
+    `max_generation_batches` are masked and have score 0. The wrapped problem has no strata: groups
+    selected by their scores are a biased sample of a prompt's outcomes.
 
     Args:
-      problem: problem in groups of at least 2.
-      max_generation_batches: most batches that one `collect` generates, at least 1.
-      carry_surplus: True stores, for the next iteration, the accepted groups that did not fit. It
-        takes them after its own first batch, before it generates a second; they are then one update
-        old and keep the log-probabilities from their sampling. Those that do not fit again are
-        dropped. False drops all surplus, as in the paper.
-      num_groups: groups per training batch, over all devices; 0 for as many as `problem` generates.
+      problem: problem whose groups have at least 2 members.
+      max_generation_batches: largest number of batches that one `collect` generates, at least 1.
+      carry_surplus: True stores the accepted groups that did not fit for the next iteration. The
+        next iteration takes stored groups after its own first batch, before its second batch;
+        stored groups are then one update old and keep the log-probabilities from their sampling.
+        Stored groups that do not fit again are dropped. With False all surplus groups are dropped,
+        as in the paper.
+      num_groups: number of groups per training batch, over all devices; 0 for the number that
+        `problem` generates.
       accept: `(raw scores [P, G]) -> bool [P]`, True for informative groups.
-      axis_name: device axis that rows are sharded over, or None. With one, each batch is
+      axis_name: device axis that rows are sharded over, or None. With a device axis, each batch is
         all-gathered.
       name: name of the setting that sets `num_groups`, for messages.
 
     Returns:
-      The `Problem`. It has the metrics of `problem` over everything generated, and `filled` (share
-      of the slots), `acceptance` (share of the generated groups), `generation_batches` (per
-      `collect`, at least 1) and, with a surplus, `sample_age` (in updates, at most 1, averaged over
-      the groups trained on). Yu et al. 2025 (arXiv:2503.14476), section 3.2 and algorithm 1.
+      Wrapped `Problem`. The wrapped problem has the metrics of `problem` over all generated groups,
+      and `filled` (share of the slots), `acceptance` (share of the generated groups),
+      `generation_batches` (per `collect`, at least 1) and, with a surplus, `sample_age` (in
+      updates, at most 1, averaged over the groups trained on). Yu et al. 2025 (arXiv:2503.14476),
+      section 3.2 and algorithm 1.
 
     Raises:
-      ConfigError: names the invalid argument.
+      ConfigError: an argument is invalid; the error names the argument.
 
     Example:
       >>> from jaxrl_po import control
@@ -121,8 +126,9 @@ def dynamic_sampling(
         params, collector = problem.init(key)
         if not carry_surplus:
             return params, collector
-        # `collect` may contain collectives, but `init` runs outside the sharded program. Only the
-        # shapes are needed, so a vmapped axis of size 1 provides the axis name.
+        # The function `collect` may contain collectives, but `init` runs outside the sharded
+        # program. Only the shapes of the groups are needed, so a vmapped axis of size 1 provides
+        # the axis name.
         one_device = jax.vmap(
             lambda _: _by_group(generate(params, collector, key)[1]),
             axis_size=1,
@@ -194,9 +200,9 @@ def _insert(
     groups, accepted = jax.tree.map(lambda x: _gather(x, slots.axis_name), (groups, accepted))
     wanted, share, generated, _, device, _ = slots
     size = share + generated
-    slot = filled + jnp.cumsum(accepted) - 1  # counted over all devices
+    slot = filled + jnp.cumsum(accepted) - 1  # the positions count over all devices
     trained, spare = slot - device * share, slot - wanted - device * generated
-    # Index `size` is out of bounds: the write is dropped.
+    # An index equal to `size` is out of bounds: the write is dropped.
     index = jnp.where(
         slot < wanted,
         jnp.where((trained >= 0) & (trained < share), trained, size),
@@ -233,26 +239,27 @@ def _fill(
 
     Args:
       collect: `(collector, key) -> (collector, batch)`.
-      slots: slots of this device.
+      slots: positions of groups on this device, see `Slots`.
       empty: buffer without groups, see `_empty`.
       key: PRNG key, consumed.
-      accept: `(raw scores [P, G]) -> bool [P]`, see `dynamic_sampling`, also for
-        `max_generation_batches`.
-      surplus: groups of the last iteration, or None.
-      count: number of these groups over all devices, or None.
+      accept: `(raw scores [P, G]) -> bool [P]`, True for informative groups. `dynamic_sampling`
+        documents this argument and `max_generation_batches`.
+      surplus: groups that the last iteration stored, or None.
+      count: number of stored groups over all devices, or None.
     """
 
     def unfilled(fill: FillState) -> jax.Array:
         return (fill.filled < slots.wanted) & (fill.rounds < max_generation_batches)
 
     def generate(fill: FillState) -> FillState:
-        # The number of batches is not known in advance, so keys are folded, not split.
+        # The number of batches is not known in advance, so keys are folded with the batch number,
+        # not split.
         collector, batch = collect(fill.collector, jax.random.fold_in(key, fill.rounds))
         accepted = accept(batch.score)
         chex.assert_shape(accepted, (slots.generated,))
         buffer, filled = _insert(slots, fill.buffer, fill.filled, _by_group(batch), accepted)
         if count is not None:
-            # The surplus fills the slots that the first fresh batch leaves free.
+            # The stored surplus fills the slots that the first fresh batch leaves free.
             index = slots.device * slots.generated + jnp.arange(slots.generated)
             room = jnp.where(fill.rounds == 0, slots.wanted - filled, 0)
             usable = index < jnp.minimum(room, count)
@@ -270,7 +277,7 @@ def _fill(
 
 
 def _trained_on(fill: FillState, slots: Slots) -> Batch:
-    """Returns the groups of the batch, as rows; slots that were not filled are masked."""
+    """Returns the groups of the batch, as rows; slots without a group are masked."""
     kept = jax.tree.map(lambda x: x[: slots.share], fill.buffer)
     valid = slots.device * slots.share + jnp.arange(slots.share) < fill.filled
     metrics = {
@@ -300,13 +307,16 @@ def _gather(x: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _with_age(batch: Batch) -> Batch:
-    """Returns the batch with ages, 0 if the wrapped problem has none."""
+    """Returns the batch with ages; the ages are 0 if the wrapped problem has none."""
     fresh = jnp.zeros(batch.mask.shape[0], jnp.int32)
     return batch._replace(columns={"age": fresh, **batch.columns})
 
 
 def _by_group(batch: Any) -> Any:
-    """Reshapes leaves `[P·G, …]` to `[P, G, …]`, without metrics and strata; `score` fits."""
+    """Reshapes leaves `[P·G, …]` to `[P, G, …]`, without metrics and strata.
+
+    `score` has the shape already.
+    """
     columns = {name: x for name, x in batch.columns.items() if name != "stratum"}
     return jax.tree.map(
         lambda x: x.reshape(*batch.score.shape, *x.shape[1:]),

@@ -1,6 +1,6 @@
-"""Advantages within one group beyond outcome advantages: for steps, turns and the best of k.
+"""Computes advantages within a group beyond outcome advantages: for steps, turns and the best of k.
 
-See `advantages` for the units, and for outcome advantages.
+The module `advantages` documents the units and has the outcome advantages.
 """
 
 import math
@@ -16,8 +16,8 @@ from jaxrl_po.config import Number
 def outcomes(reward: jax.Array) -> jax.Array:
     """Computes `R_i = Σ_t r_it` for the members of a group: `[G, T]` to `[G]`.
 
-    Sums that differ by no more than their rounding, such as the same rewards in another order, are
-    made equal to the bit. So callers may compare outcomes exactly.
+    Sums that differ by no more than their rounding, such as sums of the same rewards in another
+    order, are made equal to the bit. Callers may therefore compare outcomes exactly.
 
     Example:
       >>> outcomes(jnp.array([[100.1, -100.1, 0.3], [0.3, 100.1, -100.1]])).tolist()
@@ -44,21 +44,22 @@ def process_relative(
     """Computes `Â_t = Σ_{steps u ≥ t} (r_u − mean(r)) / (std(r) + ε)`, for process supervision.
 
     Mean and std are over the rewards of all steps of the group; a token that does not end a step
-    adds nothing, so that length alone costs nothing. Exactly 0 if all rewards are equal.
+    adds nothing, so that length alone costs nothing. The advantage is exactly 0 if all rewards are
+    equal.
 
     Args:
-      reward: `[G, T]`, rewards, read at the ends of steps.
+      reward: `[G, T]`, rewards, of which only those at the ends of steps count.
       mask: `[G, T]`, bool, True for tokens of the response.
-      step_end: `[G, T]`, bool, the tokens that end a step; None makes every token a step.
+      step_end: `[G, T]`, bool, True for tokens that end a step; None makes every token a step.
       scale: divisor: `std`, or `none` for the centred rewards alone.
       ddof: delta degrees of freedom of the std.
       epsilon: constant added to the std.
 
     Returns:
-      `[G, T]`, 0 where masked. Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
+      Advantages `[G, T]`, 0 where masked. Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
 
     Raises:
-      ValueError: an unknown scale.
+      ValueError: the scale is unknown.
 
     Example:
       >>> reward, mask = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)
@@ -96,23 +97,23 @@ def turn_relative(
     """Computes `(R_k − mean(R_k)) / (std(R_k) + ε)`, turn by turn, for R_k = Σ_{u ≥ k} r_u.
 
     R_k is the reward-to-go of turn k. Turn k of a member is compared with turn k of the other
-    members that have one. Their histories may differ: the baseline depends on the turn's number
-    alone. Exactly 0 if all are equal, up to the rounding of sums, or if only one member has a turn
-    k.
+    members that have a turn k. The histories of these members may differ: the baseline depends on
+    the turn's number alone. The advantage is exactly 0 if all rewards-to-go are equal, up to the
+    rounding of sums, or if only one member has a turn k.
 
     Args:
       reward: `[G, T]`; the rewards of a turn's tokens are summed.
       mask: `[G, T]`, bool, True for tokens of the response.
-      turn_end: `[G, T]`, bool, the last token of each turn.
+      turn_end: `[G, T]`, bool, True for the last token of each turn.
       scale: divisor: `std`, or `none` for the centred rewards alone.
       ddof: delta degrees of freedom of the std.
       epsilon: constant added to the std.
 
     Returns:
-      `[G, T]`, the same for all tokens of a turn, 0 where masked.
+      Advantages `[G, T]`, the same for all tokens of a turn, 0 where masked.
 
     Raises:
-      ValueError: an unknown scale.
+      ValueError: the scale is unknown.
 
     Example:
       >>> mask, end = jnp.array([[True, True], [True, False]]), jnp.ones((2, 2), bool)
@@ -127,7 +128,7 @@ def turn_relative(
     turn = jnp.cumsum(end, axis=1) - end  # index k of the turn of each token
     slots = reward.shape[1]
 
-    # Rewards from the first token of each turn on.
+    # Rewards-to-go from the first token of each turn.
     first = jax.vmap(lambda turn: jnp.searchsorted(turn, jnp.arange(slots)))(turn)
     sums = jax.tree.map(
         lambda x: jnp.take_along_axis(x, jnp.minimum(first, slots - 1), axis=1),
@@ -150,19 +151,20 @@ def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
     """Computes `k · E[max(r_i − max of k − 1 others, 0)]` over subsets of a group's other members.
 
     The result weights the scores in an unbiased gradient of the expected maximum of k samples,
-    which is pass@k for rewards of 0 and 1, less a baseline: the maximum without member i. In the
-    paper's terms it is `G · s_i^(loo−1)`, for a mean over the group where the paper has a sum.
+    which is pass@k for rewards of 0 and 1, minus a baseline: the maximum without member i. In the
+    paper's notation the result is `G · s_i^(loo−1)`, for a mean over the group where the paper has
+    a sum.
 
     Args:
-      reward: `[G]`, one per member.
-      k: number of samples, in [2, G]; at 1 pass@k is the mean reward, see `leave_one_out`.
+      reward: `[G]`, one reward per member.
+      k: number of samples, in [2, G]; at k = 1 pass@k is the mean reward, see `leave_one_out`.
 
     Returns:
-      `[G]`, never negative; exactly 0 if all rewards are equal. Walder and Karkhanis 2025
+      Weights `[G]`, never negative; exactly 0 if all rewards are equal. Walder and Karkhanis 2025
       (arXiv:2505.15201), eq. 33.
 
     Raises:
-      ValueError: k out of range.
+      ValueError: k is out of range.
 
     Example:
       >>> [round(a, 3) for a in pass_at_k(jnp.array([1.0, 1.0, 0.0, 0.0]), 2).tolist()]
@@ -175,8 +177,8 @@ def pass_at_k(reward: jax.Array, k: int) -> jax.Array:
     reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     order = jnp.argsort(reward)
     ascending = reward[order]
-    # Row i holds the other members in ascending order. The m-th of them is the largest of k − 1 in
-    # C(m − 1, k − 2) of C(G − 1, k − 1) subsets.
+    # Row i holds the other members in ascending order. The m-th of the other members is the largest
+    # of k − 1 in C(m − 1, k − 2) of C(G − 1, k − 1) subsets.
     others = ascending[jnp.array([[j for j in range(size) if j != i] for i in range(size)])]
     largest = jnp.array(
         [math.comb(m, k - 2) / math.comb(size - 1, k - 1) for m in range(size - 1)], ascending.dtype

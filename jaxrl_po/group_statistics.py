@@ -1,4 +1,4 @@
-"""Running statistics of each prompt's outcomes, as a baseline for groups too small to give one."""
+"""Tracks running statistics of each prompt's outcomes, a baseline for groups that are too small."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ class RunningMoments(NamedTuple):
     """Running moments of the outcomes of S strata (prompts, or difficulties), `[S]` each.
 
     Attributes:
-      weight: number of outcomes, each decayed once per iteration since it was seen; 0 before any.
-      mean: mean outcome, reward units.
+      weight: number of outcomes, each decayed once per iteration since the outcome was seen; 0
+        before the first outcome.
+      mean: mean outcome in reward units.
       variance: variance with ddof 0, reward units squared; exactly 0 while all outcomes were equal.
     """
 
@@ -30,7 +31,7 @@ OUTCOME_STATISTICS = "outcome_statistics"
 
 
 def empty_moments(strata: int) -> RunningMoments:
-    """Returns `RunningMoments` before the first iteration."""
+    """Returns the `RunningMoments` moments before the first iteration."""
     return RunningMoments(*[jnp.zeros(strata)] * 3)
 
 
@@ -45,8 +46,8 @@ def update_moments(
     """Updates the moments with one iteration's outcomes (Chan et al. 1983).
 
     `w ← λ w + n`, `mean ← mean + (n / w)(b − mean)` for n outcomes of a stratum with mean b, and
-    the variance accordingly: an outcome keeps `λᵃ` of its weight a iterations later. Outcomes that
-    are not finite are ignored.
+    the variance accordingly; the weight of an outcome decays to `λᵃ` of its value in a iterations.
+    Outcomes that are not finite are ignored.
 
     Args:
       running: moments before this iteration.
@@ -56,7 +57,7 @@ def update_moments(
       axis_name: device axis that rows are sharded over, or None.
 
     Returns:
-      The new moments, equal on every device.
+      New moments, equal on every device.
 
     Example:
       >>> two, three = jnp.array([1.0, 0.0]), jnp.ones(3)
@@ -74,8 +75,8 @@ def update_moments(
         )
 
     count = total(jnp.ones_like(outcome))
-    # Shifted by one of the outcomes, so that equal outcomes have exactly their value as mean and a
-    # variance of exactly 0.
+    # Outcomes are shifted by one of them, so that equal outcomes have exactly their value as mean
+    # and a variance of exactly 0.
     low = jax.ops.segment_min(jnp.where(valid, outcome, jnp.inf), stratum, strata)
     low = low if axis_name is None else jax.lax.pmin(low, axis_name)
     low = jnp.where(count > 0, low, 0.0)
@@ -104,10 +105,10 @@ def relative(
 ) -> jax.Array:
     """Computes `(R − mean) / (std + ε)` from the moments of each outcome's stratum.
 
-    Exactly 0 if all outcomes of the stratum were equal, up to rounding.
+    The result is exactly 0 if all outcomes of the stratum were equal, up to rounding.
 
     Args:
-      running: moments that include these outcomes.
+      running: moments that already include these outcomes.
       outcome: `[B]`, outcome of each row.
       stratum: `[B]`, stratum of each row.
       scale: divisor: `std`, or `none` for the centred outcome alone.
@@ -123,7 +124,7 @@ def relative(
     if scale == "std":
         unbiased = variance * weight / jnp.where(weight > ddof, weight - ddof, 1.0)
         centred = centred / (jnp.sqrt(unbiased) + epsilon)
-    # An outcome that is not finite stays so, and the update's check then skips the step.
+    # An outcome that is not finite remains so, and the update's check then skips the step.
     return jnp.where(
         variance > jnp.square(rounding), centred, jnp.where(jnp.isfinite(outcome), 0.0, outcome)
     )
@@ -140,10 +141,10 @@ def running_relative(
 ) -> Problem:
     """Replaces each row's reward by its outcome relative to the moments of its stratum.
 
-    The relative outcome is the reward of the first step; all others are 0. The moments include this
-    iteration's outcomes, so a prompt seen for the first time is compared within its group. After
-    that a group needs no second member, and one whose members all score the same can still have
-    advantages other than 0.
+    The relative outcome is the reward of a row's first step; all other rewards of the row are 0.
+    The moments include this iteration's outcomes, so a prompt seen for the first time is compared
+    within its group. From the second iteration on, a group needs no second member, and a group
+    whose members all score the same can still have advantages other than 0.
 
     Args:
       problem: problem with strata.
@@ -154,8 +155,8 @@ def running_relative(
       axis_name: device axis that rows are sharded over, or None.
 
     Returns:
-      The `Problem`, with the metric `revisited`: share of rows whose stratum was seen in an earlier
-      iteration.
+      Wrapped `Problem`, with the metric `revisited`: share of rows whose stratum was seen in an
+      earlier iteration.
 
     Raises:
       ConfigError: the problem has no strata.

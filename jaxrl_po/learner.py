@@ -1,4 +1,4 @@
-"""Composes collect, estimate and improve into a `Learner`."""
+"""Composes the functions collect, estimate and improve into a `Learner`."""
 
 import math
 from collections.abc import Callable
@@ -58,15 +58,16 @@ def make(
       estimate: `estimate(state, batch) -> samples`.
       improve: `improve(state, samples, key) -> (state, metrics)`; consumes `key`.
       init_optimizer: `params -> opt_state`, for the subtree that is trained by gradient; `params`
-        exclude the frozen ones.
-      init_reference: `params -> reference parameters`; by default they are None.
-      kl_coefficient: initial β of an adaptive penalty.
+        exclude the frozen parameters.
+      init_reference: `params -> reference parameters`; by default a learner has no reference
+        parameters.
+      kl_coefficient: initial coefficient β of an adaptive penalty.
       num_parts: number of parts in which the old policy's log-probabilities are recomputed, to
         bound memory, if the sampler is not exact (`Problem.log_prob_matches_sampler`).
       axis_name: device axis that rows are sharded over, or None.
 
     Returns:
-      The `Learner`. Its metrics are pooled over devices.
+      The `Learner`. Metrics of the `Learner` are pooled over devices.
     """
 
     def init(key: jax.Array) -> TrainState:
@@ -75,8 +76,8 @@ def make(
         if staleness := problem.staleness:
             earlier = jax.tree.map(lambda x: jnp.repeat(x[None], staleness, 0), params.policy)
             collector = collector.add(replicated={EARLIER_POLICIES: earlier})
-        # The state can be donated: its leaves share no buffer with each other, as policy and
-        # reference would, or with arrays of the user. Under `jax.jit` nothing is copied.
+        # The state can be donated: its leaves share no buffer with each other, as leaves of policy
+        # and reference would, or with arrays of the user. Under `jax.jit` no array is copied.
         return TrainState(
             params=unshared(params._replace(frozen=None))._replace(frozen=undonated(params.frozen)),
             opt_state=unshared(init_optimizer(params.without_frozen())),
@@ -130,7 +131,7 @@ def next_key(state: TrainState) -> tuple[TrainState, jax.Array]:
 
 
 def require_reward(batch: Batch) -> None:
-    """Raises ConfigError if the batch has no reward yet."""
+    """Raises ConfigError if the batch does not have a reward yet."""
     if batch.reward is None:
         raise ConfigError(
             "reward",
@@ -143,11 +144,11 @@ def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: 
     """Computes log-probabilities `[B, T]`, nats, of the batch's actions by the policy of `params`.
 
     Args:
-      problem: problem whose `apply` is the policy.
+      problem: problem whose `apply` computes the policy.
       params: parameters of the policy; the critic is not evaluated.
       batch: batch with actions, see `Batch`.
       num_parts: largest number of parts to process one after another, to bound memory; the actual
-        number divides the rows.
+        number of parts divides the rows.
     """
 
     def of_part(part: tuple[PyTree, jax.Array]) -> jax.Array:
@@ -163,25 +164,25 @@ def log_prob(problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: 
 def recompute_log_prob(
     problem: Problem, params: ActorCritic, batch: Batch, *, num_parts: int, axis_name: str | None
 ) -> tuple[Batch, Metrics]:
-    """Replaces the sampler's log-probabilities by those from `apply`, and measures the difference.
+    """Replaces the sampler's log-probabilities by results of `apply`, and measures the difference.
 
     A sampler that decodes in bfloat16 through a cache rounds differently from the learner's pass
-    over whole sequences, so that a ratio to its log-probabilities would not start at 1. Rows
-    sampled before an earlier update keep the sampler's log-probabilities, because the parameters
-    that generated them are gone.
+    over complete sequences, so that a ratio to the sampler's log-probabilities would not start at
+    1. Rows sampled before an earlier update keep the sampler's log-probabilities, because the
+    parameters that sampled these rows are gone.
 
     Args:
-      problem: problem whose `apply` is the learner's pass.
+      problem: problem whose `apply` is the learner's pass over sequences.
       params: parameters under which the batch was collected.
       batch: batch with `sampler_log_prob`.
-      num_parts: largest number of parts to process one after another; the actual number divides
-        the rows.
-      axis_name: device axis, or None.
+      num_parts: largest number of parts to process one after another; the actual number of parts
+        divides the rows.
+      axis_name: name of the device axis, or None.
 
     Returns:
-      The batch, and metrics over the fresh rows: `sampler_kl`, the k3 estimate of KL(μ ‖ π_old) in
-      nats, `learner_kl`, the estimate of KL(π_old ‖ μ), and `sampler_max_ratio`, the largest of
-      π_old / μ and μ / π_old at any token.
+      Batch with the new log-probabilities, and metrics over the fresh rows: `sampler_kl`, the k3
+      estimate of KL(μ ‖ π_old) in nats, `learner_kl`, the k3 estimate of KL(π_old ‖ μ), and
+      `sampler_max_ratio`, the largest of π_old / μ and μ / π_old at any token.
     """
     recomputed = log_prob(problem, params, batch, num_parts=num_parts)
     recomputed = masked.zero(recomputed, batch.mask)
@@ -190,7 +191,7 @@ def recompute_log_prob(
     largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
     return batch._replace(log_prob=jnp.where(fresh, recomputed, batch.log_prob)), {
         "sampler_kl": masked.total(divergences.k3(sampled, recomputed), fresh),
-        # The samples are drawn from μ: each counts π_old / μ times.
+        # The samples are drawn from μ: each sample counts π_old / μ times.
         "learner_kl": masked.total(
             ratio(recomputed, sampled) * divergences.k3(recomputed, sampled), fresh
         ),
@@ -200,22 +201,22 @@ def recompute_log_prob(
 
 ZEROED = (
     *("action", "log_prob", "reward", "value", "next_value", "terminated", "truncated"),
-    "columns",  # the columns `[B, T]`
+    "columns",  # names of the columns `[B, T]`
 )
 
 
 def zero_masked(batch: Batch) -> Batch:
     """Zeroes the masked slots of the fields that losses and estimators read.
 
-    This is done once, so that no NaN there reaches a gradient. The fields are named, because
-    `inputs` belong to the problem, and data that it stores there for a reward (an answer, say) may
-    have any shape.
+    Slots are zeroed once, so that a NaN in a masked slot does not reach a gradient. The zeroed
+    fields are named, because `inputs` belong to the problem, and data that the problem stores in
+    `inputs` for a reward (an answer, say) may have any shape.
 
     Args:
       batch: batch whose `mask` is bool `[B, T]`, see `Batch`.
 
     Returns:
-      The batch with zeros (False) in the masked slots of the fields in `ZEROED`.
+      Batch with zeros (False) in the masked slots of the fields in `ZEROED`.
     """
 
     def zero(leaf: jax.Array) -> jax.Array:

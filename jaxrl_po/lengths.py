@@ -1,4 +1,7 @@
-"""Sums over rows of unequal length: rows are sorted, and each part ends at its longest row."""
+"""Computes sums over rows of unequal length.
+
+Rows are sorted, and each part ends at its longest row.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +13,15 @@ from jaxrl_po import minibatches
 from jaxrl_po.types import Samples, SumInParts
 
 Shorten = Callable[[Samples, int], Samples]
-"""`(samples, n) -> samples` with the first n slots of each row and the inputs of `apply` there."""
+"""`(samples, n) -> samples`, keeps the first n slots of each row, and the inputs of `apply` in
+these slots."""
 
-PARTS = (4, 2, 1)  # rows are cut to a quarter, a half, or not at all; each length is compiled
+# Rows are cut to a quarter, to a half, or not at all; a program is compiled for each length.
+PARTS = (4, 2, 1)
 
 
 def lengths(samples: Samples) -> jax.Array:
-    """Returns the number of slots of each row up to its last in `mask`: `[B]`, int32."""
+    """Returns the number of slots of each row up to the last slot in `mask`: `[B]`, int32."""
     return (samples.mask * jnp.arange(1, samples.mask.shape[1] + 1)[None, :]).max(axis=1)
 
 
@@ -39,8 +44,9 @@ def sizes(steps: int) -> list[int]:
 def by_length(shorten: Shorten) -> SumInParts:
     """Builds `minibatches.sum_in_parts` for rows sorted by length, each part up to its longest row.
 
-    Masked elements of the function must not count; the sum is the same up to the order of its
-    terms. With `in_order=True` rows are not sorted, for inputs that `apply` reads group by group.
+    Masked elements must not count in the function's sums; the result is the same up to the order of
+    its terms. With `in_order=True` rows are not sorted, for inputs that `apply` reads group by
+    group.
     """
 
     def sum_in_parts(
@@ -57,15 +63,16 @@ def by_length(shorten: Shorten) -> SumInParts:
 
 
 def cut(function: Callable[[Samples], Any], shorten: Shorten) -> Callable[[Samples], Any]:
-    """Computes `function` on samples without the slots beyond the longest row.
+    """Computes a function on samples without the slots beyond the longest row.
 
     Args:
       function: `(samples) -> sums over their elements`; masked elements must not count.
       shorten: function that cuts rows, see `Shorten`.
 
     Returns:
-      A function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
-      Under `vmap` all are cut to the longest of all, because a batched branch would run every case.
+      Function of samples with leaves `[B, T, …]`, equal to `function` up to the order of sums.
+      Under `vmap` all samples are cut to the longest row of all, because a batched branch would run
+      every case.
     """
 
     def of_longest(samples: Samples) -> Any:

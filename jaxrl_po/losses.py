@@ -1,14 +1,15 @@
 """Per-element losses, all to be minimised, and the aggregators that turn elements into a `Mean`.
 
 In every loss, `log_prob` is log π(a|s) in nats under the parameters being trained, `old_log_prob`
-is log π_old(a|s) under the policy that sampled, and r = π / π_old is the probability ratio. Inputs
-and outputs are `E*`, any common shape. No gradient flows into advantages, targets and old values.
+is log π_old(a|s) under the policy that sampled the actions, and r = π / π_old is the probability
+ratio. Inputs and outputs have the shape `E*`, any common shape. No gradient flows into advantages,
+targets and old values.
 
-An aggregator pools the unmasked elements and leaves the division to the end, after totals and
-counts have been summed over microbatches and devices. It is where the losses of GRPO, DAPO and
-Dr. GRPO differ.
+An aggregator pools the unmasked elements and postpones the division until totals and counts have
+been summed over microbatches and devices. The losses of GRPO, DAPO and Dr. GRPO differ in their
+aggregator.
 
-In float32 nothing overflows for advantages up to 1e25 (a ratio is at most 5e8) and values up to
+In float32 no loss overflows for advantages up to 1e25 (a ratio is at most 5e8) and values up to
 1e18 (they are squared).
 """
 
@@ -83,8 +84,8 @@ def clipped_surrogate(
     `−max(min(…), c·A)`.
 
     Args:
-      log_prob: `E*`, nats.
-      old_log_prob: `E*`, nats.
+      log_prob: `E*`, log π in nats.
+      old_log_prob: `E*`, log π_old in nats.
       advantage: `E*`, advantage A.
       epsilon_low: lower clip ε_low in [0, 1).
       epsilon_high: upper clip ε_high, at least 0; DAPO's clip-higher has ε_high > ε_low.
@@ -148,11 +149,11 @@ def cispo(
     The importance weight is clipped, but every token keeps a gradient.
 
     Args:
-      log_prob: `E*`, nats.
-      old_log_prob: `E*`, nats.
+      log_prob: `E*`, log π in nats.
+      old_log_prob: `E*`, log π_old in nats.
       advantage: `E*`, advantage A.
-      epsilon_low: lower clip; at 1 or above nothing is clipped from below.
-      epsilon_high: upper clip, above 0.
+      epsilon_low: lower clip ε_low; at 1 or above the ratio is not clipped from below.
+      epsilon_high: upper clip ε_high, above 0.
 
     Returns:
       `E*`. MiniMax 2025 (arXiv:2506.13585), eq. 4 and 5.
@@ -175,17 +176,17 @@ def sapo(
     temperature_positive: Number,
     temperature_negative: Number,
 ) -> jax.Array:
-    """Computes `−(4/τ) σ(τ (r − 1)) · A`: a soft gate in place of the clip.
+    """Computes `−(4/τ) σ(τ (r − 1)) · A`, a soft gate in place of the clip.
 
-    Its gradient is the gradient of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)): 1 at r = 1, and
-    falling on either side, to 0 for large r and to 0.79 at r = 0 for τ = 1.
+    The gradient is the gradient of `−r · A` times `4 p (1 − p)`, p = σ(τ (r − 1)); this factor is 1
+    at r = 1 and falls on both sides, to 0 for large r and to 0.79 at r = 0 for τ = 1.
 
     Args:
-      log_prob: `E*`, nats.
-      old_log_prob: `E*`, nats.
+      log_prob: `E*`, log π in nats.
+      old_log_prob: `E*`, log π_old in nats.
       advantage: `E*`, advantage A.
-      temperature_positive: τ where A > 0, above 0; larger values give a narrower gate.
-      temperature_negative: τ elsewhere, above 0.
+      temperature_positive: temperature τ where A > 0, above 0; larger values give a narrower gate.
+      temperature_negative: temperature τ where A ≤ 0, above 0.
 
     Returns:
       `E*`. Gao et al. 2025 (arXiv:2511.20347).
@@ -216,12 +217,12 @@ def dppo(
     """Computes `−stop_gradient(min(r, c) · 1[inside]) · A · log π`, r = π / μ: DPPO's binary TV.
 
     A token leaves the trust region through the change of its probability, not through its ratio:
-    outside is `π − μ > δ_high` where A > 0 and `π − μ < −δ_low` where A < 0. So a rare token may
-    change by a large factor, a frequent one may not change by much.
+    outside is `π − μ > δ_high` where A > 0 and `π − μ < −δ_low` where A < 0. A rare token may
+    therefore change by a large factor, whereas a frequent token may not change by much.
 
     Args:
-      log_prob: `E*`, nats.
-      sampler_log_prob: `E*`, nats, log μ of the policy that sampled.
+      log_prob: `E*`, log π in nats.
+      sampler_log_prob: `E*`, nats, log μ under the policy that sampled the actions.
       advantage: `E*`, advantage A.
       delta_low: largest fall of the probability, δ_low in (0, 1).
       delta_high: largest rise of the probability, δ_high in (0, 1).
@@ -272,9 +273,9 @@ def clipped_log_ratio(
     As in `clipped_surrogate`, the side that would undo a step is not clipped.
 
     Args:
-      log_prob: `E*`, nats.
-      old_log_prob: `E*`, nats.
-      advantage: `E*`, advantage A; 0 counts as a negative one.
+      log_prob: `E*`, log π in nats.
+      old_log_prob: `E*`, log π_old in nats.
+      advantage: `E*`, advantage A; an advantage of 0 counts as negative.
       epsilon_low: lower clip ε_low, above 0, nats.
       epsilon_high: upper clip ε_high, above 0, nats.
 
@@ -299,13 +300,13 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
     """Computes GSPO's log-ratio `(1 / |y|) Σ_t (log π − log π_old)` of a row at all of its tokens.
 
     Args:
-      log_prob: `[B, T]`, nats.
-      old_log_prob: `[B, T]`, nats.
+      log_prob: `[B, T]`, log π in nats.
+      old_log_prob: `[B, T]`, log π_old in nats.
       mask: `[B, T]`, bool, True for tokens of the response.
 
     Returns:
-      `[B, T]`, nats, constant along a row, masked slots included; 0 in an empty row. Zheng et al.
-      2025 (arXiv:2507.18071), eq. 7.
+      Log-ratios `[B, T]`, nats, constant along a row, masked slots included; 0 in an empty row.
+      Zheng et al. 2025 (arXiv:2507.18071), eq. 7.
 
     Example:
       >>> mask = jnp.array([[True, True, False]])
@@ -321,7 +322,7 @@ def sequence_log_ratio(log_prob: jax.Array, old_log_prob: jax.Array, mask: jax.A
 def squared_value(value: jax.Array, target: jax.Array) -> jax.Array:
     """Computes `½ (v − G)²`, in reward units squared.
 
-    The coefficient c₁ of (v − G)² in the PPO paper's eq. 9 is 2c₁ on this loss.
+    A coefficient c₁ of (v − G)² in the PPO paper's eq. 9 corresponds to 2c₁ on this loss.
 
     Example:
       >>> squared_value(jnp.array([3.0]), jnp.array([1.0])).tolist()
@@ -336,13 +337,14 @@ def clipped_value(
 ) -> jax.Array:
     """Computes `½ max((v − G)², (v_old + clip(v − v_old, ±ε) − G)²)`, in reward units squared.
 
-    From the PPO paper's reference code; no evidence shows that it helps.
+    The formula is from the PPO paper's reference code; no evidence shows that clipping helps.
 
     Args:
-      value: `E*`, v, reward units.
+      value: `E*`, critic's value v, reward units.
       old_value: `E*`, v_old, value from the critic during collection.
       target: `E*`, regression target G.
-      epsilon: largest change of v, reward units; beyond it the gradient to the target is removed.
+      epsilon: largest change of v, reward units; beyond this change the gradient towards the target
+        is removed.
 
     Example:
       >>> value, old_value, target = jnp.array([1.0]), jnp.array([0.0]), jnp.array([1.0])
@@ -356,11 +358,11 @@ def clipped_value(
 
 
 def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
-    """Computes `−log σ(r_w − r_l)`, nats: the chosen response wins with probability `σ(r_w − r_l)`.
+    """Computes `−log σ(r_w − r_l)`, nats; the chosen response wins with probability `σ(r_w − r_l)`.
 
     Args:
-      chosen: `E*`, r_w, reward units.
-      rejected: `E*`, r_l, reward units.
+      chosen: `E*`, reward r_w of the chosen response.
+      rejected: `E*`, reward r_l of the rejected response.
 
     Returns:
       `E*`. Bradley and Terry 1952; Ouyang et al. 2022 (arXiv:2203.02155), eq. 1.
@@ -376,8 +378,8 @@ def bradley_terry(chosen: jax.Array, rejected: jax.Array) -> jax.Array:
 def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
     """Computes the mean over all unmasked elements: each token (or step) has the same weight.
 
-    DAPO's token-level loss (Yu et al. 2025, eq. 8); PPO and TRPO average over steps. The count is
-    the number of unmasked elements.
+    The mean is DAPO's token-level loss (Yu et al. 2025, eq. 8); PPO and TRPO average over steps.
+    The count is the number of unmasked elements.
 
     Example:
       >>> x, mask = jnp.array([[1.0, 2.0], [6.0, 0.0]]), jnp.array([[True, True], [True, False]])
@@ -390,7 +392,8 @@ def token_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
     """Computes the mean over non-empty rows `[B, T]` of row means: sequences have equal weight.
 
-    GRPO (Shao et al. 2024, eq. 3). The count is the number of rows with an unmasked element.
+    The mean is GRPO's loss (Shao et al. 2024, eq. 3). The count is the number of rows with an
+    unmasked element.
     """
     chex.assert_rank(elements, 2)
     rows = jax.vmap(masked.total)(elements, mask)
@@ -400,12 +403,13 @@ def sequence_mean(elements: jax.Array, mask: jax.Array) -> Mean:
 def fixed_length_mean(elements: jax.Array, mask: jax.Array, length: int) -> Mean:
     """Computes the sum over unmasked elements `[B, T]`, divided by the constant B × length.
 
-    A sequence's own length then does not change the weight of its tokens: Dr. GRPO (Liu et al.
-    2025, arXiv:2503.20783) with the token budget as `length`. `length=1` averages row sums. Rows
-    without a token count too: if `dynamic_sampling` cannot fill a batch, the mean is smaller.
+    The length of a sequence then does not change the weight of its tokens: Dr. GRPO (Liu et al.
+    2025, arXiv:2503.20783) with the token budget as `length`. A `length=1` averages the sums of
+    rows. Rows
+    without a token are counted too: if `dynamic_sampling` cannot fill a batch, the mean is smaller.
 
     Raises:
-      ValueError: `length` below 1.
+      ValueError: `length` is below 1.
 
     Example:
       >>> float(fixed_length_mean(jnp.ones((2, 3)), jnp.ones((2, 3), bool), 4).value())

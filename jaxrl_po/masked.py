@@ -1,7 +1,7 @@
 """Masked reductions that store numerator and denominator separately until one final division.
 
 A mean over shards or microbatches of different sizes is not the mean of their means. Losses and
-metrics are therefore `Mean(total, count)`: added, summed over devices, and divided once.
+metrics are therefore stored as `Mean(total, count)`: added, summed over devices, and divided once.
 """
 
 import dataclasses
@@ -17,19 +17,21 @@ from jaxrl_po.config import ConfigError
 
 Tree = TypeVar("Tree")
 
-SMALL = 2**16  # elements: larger arrays get an all-reduce each, which is cheaper than copying them
+# Number of elements: each larger array has its own all-reduce, which is cheaper than copying the
+# array.
+SMALL = 2**16
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean before its division, `total / count`.
+    """Mean before its division, `total / count`.
 
     `a + b` pools two means (totals and counts add); `a * c` scales the total by a scalar and keeps
     the count.
 
     Attributes:
-      total: sum of the unmasked elements, in their unit.
+      total: sum of the unmasked elements, in the unit of the elements.
       count: number of elements (or rows) summed; never depends on parameters.
 
     Example:
@@ -51,11 +53,11 @@ class Mean:
     __rmul__ = __mul__
 
     def value(self) -> jax.Array:
-        """Returns `total / max(count, 1)`: 0 when empty, for losses."""
+        """Returns `total / max(count, 1)`; 0 if the mean is empty, for losses."""
         return self.total / jnp.maximum(self.count, 1.0)
 
     def metric(self) -> jax.Array:
-        """Returns `total / count`: NaN when empty, for logs."""
+        """Returns `total / count`; NaN if the mean is empty, for logs."""
         return jnp.where(self.count > 0, self.total / jnp.maximum(self.count, 1.0), jnp.nan)
 
 
@@ -63,7 +65,7 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
     """Joins dicts of metrics, or of elements to log.
 
     Raises:
-      ConfigError: two of them have the same name.
+      ConfigError: two of the dicts have an entry of the same name.
 
     Example:
       >>> merge({"kl": 1.0}, {"entropy": 2.0})
@@ -80,8 +82,9 @@ def merge(*named: Mapping[str, Tree]) -> dict[str, Tree]:
 def psum(tree: Tree, axis_name: str | None) -> Tree:
     """Sums every leaf over the devices of `axis_name`; the identity if `axis_name` is None.
 
-    Never differentiate through it: take local gradients and sum those. Small leaves of one dtype
-    are concatenated into one all-reduce, because on CPU each all-reduce synchronises all devices.
+    Never differentiate through this sum: compute local gradients and sum the gradients. Small
+    leaves of one dtype are concatenated into one all-reduce, because on CPU each all-reduce
+    synchronises all devices.
 
     Example:
       >>> sum_both = lambda x: psum({"a": x, "b": 2 * x}, "devices")
@@ -92,7 +95,7 @@ def psum(tree: Tree, axis_name: str | None) -> Tree:
     if axis_name is None:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    # One group per dtype, and one per large leaf, keyed by its index.
+    # Leaves are grouped by dtype; each large leaf is a group of its own, keyed by its index.
     groups: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         groups.setdefault(jnp.result_type(leaf) if jnp.size(leaf) <= SMALL else i, []).append(i)
@@ -107,12 +110,12 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
     """Pools the unmasked elements of `x`: `Mean(sum(x[mask]), sum(mask))`.
 
     Args:
-      x: `E*`, any shape.
-      mask: `E*`, True (or 1) where an element counts; None counts all. A NaN in a masked slot
-        changes neither the value nor the gradient with respect to `x`.
+      x: `E*`, array of any shape.
+      mask: `E*`, True (or 1) where an element counts; None counts all elements. A NaN in a masked
+        slot changes neither the value nor the gradient with respect to `x`.
 
     Returns:
-      A float32 `Mean`.
+      Pooled float32 `Mean`.
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if mask is None:
@@ -125,8 +128,8 @@ def total(x: jax.Array, mask: jax.Array | None = None) -> Mean:
 def zero(x: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns `x` with zeros (False) in the masked slots.
 
-    Use it on inputs of a differentiated function: selecting its output with `where` is too late,
-    since the gradient of the branch not taken is 0 · NaN = NaN.
+    Use the function on inputs of a differentiated function: selecting an output with `where` is too
+    late, since the gradient of the branch not taken is 0 · NaN = NaN.
 
     Args:
       x: `[E*, D*]`, any dtype.
@@ -155,19 +158,21 @@ def mean(x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None =
 def moments(
     x: jax.Array, mask: jax.Array | None = None, *, axis_name: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and std (ddof 0) of unmasked elements over all devices; (0, 0) without any.
+    """Computes mean and std (ddof 0) of unmasked elements over all devices.
 
-    Two passes, `std = sqrt(mean((x − mean)²))`: the one-pass form cancels in float32. Equal
-    elements give exactly their value and 0. The std is infinite where squares overflow, for
-    deviations above 1e19.
+    (0, 0) without elements.
+
+    The computation takes two passes, `std = sqrt(mean((x − mean)²))`: the one-pass form cancels in
+    float32. Equal elements give exactly their value as mean and 0 as std. The std is infinite where
+    squares overflow, for deviations above 1e19.
 
     Example:
       >>> [float(m) for m in moments(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 1, 0]))]
       [2.0, 1.0]
     """
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # Shifted by the minimum: otherwise rounding of the mean would give equal elements a tiny std,
-    # which whitening would scale up to 1.
+    # Elements are shifted by their minimum: otherwise rounding of the mean would give equal
+    # elements a tiny std, which whitening would scale up to 1.
     low = jax.lax.stop_gradient(
         x if mask is None else jnp.where(mask.astype(bool), x, jnp.inf)
     ).min(initial=jnp.inf)

@@ -1,4 +1,7 @@
-"""Minibatches: shuffles that do not depend on the number of devices, and fast gathers of rows."""
+"""Builds minibatches by shuffles that do not depend on the number of devices.
+
+Gathers rows quickly.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +16,9 @@ from jaxrl_po.config import ConfigError
 
 MAX_STRATA = 64
 
-# Fewest slots (steps of control) that a core of a CPU differentiates at a time: intermediate values
-# for the backward pass then stay in its cache. PPO at 2048 × 10 is 1.1 times as fast, training a
-# transformer of width 64 on 512 completions 1.4 times.
+# Smallest number of slots (steps of control) that a CPU core differentiates at a time: intermediate
+# values for the backward pass then stay in the core's cache. PPO at 2048 × 10 is 1.1 times as fast,
+# training a transformer of width 64 on 512 completions 1.4 times.
 AT_A_TIME = 256
 
 
@@ -24,18 +27,18 @@ def shuffle(
 ) -> jax.Array:
     """Assigns rows to minibatches at random, independently of the number of devices.
 
-    A stratified shuffle: rows are divided into strata of consecutive rows, the same for any number
-    of devices; each stratum is permuted with its own key and gives an equal share to every
-    minibatch. No row leaves its device.
+    The shuffle is stratified: rows are divided into strata of consecutive rows, the same strata for
+    any number of devices; each stratum is permuted with its own key and gives an equal share to
+    every minibatch. No row leaves its device.
 
     Args:
       key: PRNG key, consumed; equal on all devices.
       rows: number of rows on this device.
       num_minibatches: number of minibatches; must divide `rows`.
-      axis_name: device axis, or None.
+      axis_name: name of the device axis, or None.
 
     Returns:
-      `[num_minibatches, rows / num_minibatches]`, int32, local row indices; each row appears once.
+      Local row indices `[num_minibatches, rows / num_minibatches]`, int32; each row appears once.
 
     Raises:
       ConfigError: the strata do not divide over the devices.
@@ -56,11 +59,11 @@ def shuffle(
         )
     local = strata // devices
     first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * local
-    # One key per global stratum number: the same permutations on any number of devices.
+    # One key per global stratum number gives the same permutations on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(local))
     size = rows // local
     order = jax.vmap(lambda key: permutation(key, size))(keys) + size * jnp.arange(local)[:, None]
-    # [stratum, minibatch, share] → [minibatch, stratum, share]
+    # axes: [stratum, minibatch, share] → [minibatch, stratum, share]
     return order.reshape(local, num_minibatches, -1).swapaxes(0, 1).reshape(num_minibatches, -1)
 
 
@@ -85,9 +88,9 @@ def num_strata(rows: int, num_minibatches: int) -> int:
 def permutation(key: jax.Array, size: int) -> jax.Array:
     """Draws a random permutation of `arange(size)` by one sort of 32-bit words; consumes `key`.
 
-    Each word holds an index in its low b = ⌈log₂ size⌉ bits and random bits above them, instead of
-    the several sorts of `jax.random.permutation`. A tie, with probability about
-    size² / 2^(33 − b), leaves two rows in order.
+    Each sorted word holds an index in its low b = ⌈log₂ size⌉ bits and random bits above, whereas
+    `jax.random.permutation` sorts several times. A tie of random bits, with probability about size²
+    / 2^(33 − b), leaves two rows in order.
 
     Example:
       >>> sorted(permutation(jax.random.key(0), 5).tolist())
@@ -116,10 +119,10 @@ def split_rows(samples: Any, parts: int) -> Any:
 
 
 def in_cache(rows: int, slots: int, target: Target | None) -> int:
-    """Returns in how many equal parts a CPU core differentiates `rows` of `slots` elements.
+    """Returns the number of equal parts in which a CPU core differentiates `rows` of `slots`.
 
-    Parts have at least `AT_A_TIME` elements. The number is 1 if there are at most twice as many in
-    all, if a device is not one core of a CPU, or without a target.
+    A part has at least `AT_A_TIME` elements. The number is 1 if the rows have at most twice as many
+    elements in all, if a device is not one core of a CPU, or without a target.
 
     Example:
       >>> target = Target("cpu", devices=2, cores=2)
@@ -157,7 +160,10 @@ def summed(function: Callable[..., Any], *of_parts: Any) -> Any:
 
 
 def traced_once(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any], Any]:
-    """Traces a function on arguments like these; returns it with its result's shapes and dtypes."""
+    """Traces a function on example arguments.
+
+    Returns the function with its result's shapes and dtypes.
+    """
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = jaxpr_as_fun(program)
     structure = jax.tree.structure(shapes)
@@ -200,8 +206,8 @@ def pack(samples: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any
       samples: tree with leaves `[N, …]`.
 
     Returns:
-      One matrix `[N, D]` per dtype, and `unpack`, which turns matrices `[M, D]` back into leaves
-      `[M, …]`.
+      One matrix `[N, D]` per dtype, and a function `unpack`, which turns matrices `[M, D]` back
+      into leaves `[M, …]`.
 
     Example:
       >>> matrices, unpack = pack({"a": jnp.arange(3.0), "b": jnp.arange(6.0).reshape(3, 2)})

@@ -1,4 +1,4 @@
-"""One natural step of the policy in a trust region."""
+"""Takes one natural step of the policy in a trust region."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,13 +34,14 @@ def trust_region_update(
     of_some: Policy | None = None,
     axis_name: str | None = None,
 ) -> Callable[[PyTree, Any], tuple[PyTree, Metrics]]:
-    """Builds a natural policy step, with length given by KL(old ‖ new) ≤ δ, and a search along it.
+    """Builds a natural policy step of a length set by KL(old ‖ new) ≤ δ, and a search along it.
 
-    `x ≈ (F + λI)⁻¹ g` with λ the damping, step `√(2δ / xᵀ(F + λI)x) · x`, then `search`. No step is
-    taken where the gradient, the curvature or the KL is not finite, or the gradient is zero.
+    The direction is `x ≈ (F + λI)⁻¹ g` with λ the damping; the step `√(2δ / xᵀ(F + λI)x) · x` is
+    passed to `search`. No step is taken where the gradient, the curvature or the KL is not finite,
+    or the gradient is zero.
 
     Args:
-      surrogate: `surrogate(distribution, samples) -> Mean`, minimised.
+      surrogate: `surrogate(distribution, samples) -> Mean`, loss to minimise.
       policy: `policy(params, samples) -> distribution`, with the batch shape of `samples.mask`.
       max_kl: bound δ, nats.
       damping: damping λ, at least 0.
@@ -48,21 +49,21 @@ def trust_region_update(
       tolerance: relative residual at which the iterations stop.
       fisher_stride: stride n: Fisher products use every n-th row, counted over all devices and
         microbatches.
-      num_microbatches: parts of the rows, to bound memory: gradient, Fisher products and search
-        become sums over parts. Each product then recomputes the policy, which is linearised once
-        when there is one part.
+      num_microbatches: number of parts of the rows, to bound memory: gradient, Fisher products and
+        search become sums over parts. With several parts each product recomputes the policy,
+        whereas a single part is linearised once.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
         `trust_region.full_step` or `line_search`.
-      of_some: policy that reads any subset of rows, if `policy` reads whole groups; None if
-        `policy` reads any.
+      of_some: policy function for any subset of rows, if `policy` reads complete groups; None if
+        `policy` accepts any subset.
       axis_name: device axis that rows are sharded over, or None.
 
     Returns:
-      `update(params, samples) -> (params, metrics)`, bit for bit the given parameters if no step
-      was accepted. Metrics: `exact_kl` (KL(old ‖ new) of the step taken, nats), `policy_loss`
-      (before the step), `gain` and `predicted_gain` of the surrogate, `step_size` (norm of the
-      change), `backtracks`, `residual` (‖g − (F + λI)x‖ / ‖g‖), `accepted`, `grad_norm`, `skipped`
-      (1 where numbers were not finite).
+      `update(params, samples) -> (params, metrics)`, whose parameters equal the input bit for bit
+      if no step was accepted. Metrics: `exact_kl` (KL(old ‖ new) of the step taken, nats),
+      `policy_loss` (surrogate before the step), `gain` and `predicted_gain` of the surrogate,
+      `step_size` (norm of the change), `backtracks`, `residual` (‖g − (F + λI)x‖ / ‖g‖),
+      `accepted`, `grad_norm`, `skipped` (1 where numbers were not finite).
 
     Raises:
       ConfigError: rows do not divide into microbatches.
@@ -74,7 +75,7 @@ def trust_region_update(
         old = jax.lax.map(lambda part: jax.lax.stop_gradient(policy(params, part)), parts)
 
         def pooled(function: Callable[..., Any], *of_parts: Any) -> Any:
-            """Sums over parts and devices."""
+            """Sums the result of a function over parts and devices."""
             return masked.psum(minibatches.summed(function, *of_parts), axis_name)
 
         def evaluate(candidate: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -85,7 +86,7 @@ def trust_region_update(
             objective, kl = pooled(measure, parts, old)
             return -objective.value(), kl.value()
 
-        # Counts do not depend on parameters, so the compiler removes all else from this pass.
+        # Counts do not depend on parameters, so the compiler removes all other work from this pass.
         count = pooled(lambda part: surrogate(policy(params, part), part).count, parts)
 
         def share(params: PyTree, part: Any) -> jax.Array:
@@ -99,7 +100,7 @@ def trust_region_update(
         weight = subset_mask / jnp.maximum(
             masked.psum(subset_mask.sum(dtype=float), axis_name), 1.0
         )
-        if num_microbatches == 1:  # linearised here, once for all products
+        if num_microbatches == 1:  # the policy is linearised once for all products
             linearised = curvature(*jax.tree.map(lambda x: x[0], (subset, weight)))
 
         def matvec(vector: PyTree) -> PyTree:
@@ -109,7 +110,8 @@ def trust_region_update(
                 product = pooled(
                     lambda part, weight: curvature(part, weight)(vector), subset, weight
                 )
-            # Damping after the sum over parts and devices: otherwise each would add its own.
+            # Damping is added after the sum over parts and devices: otherwise each part would add a
+            # damping term.
             return jax.tree.map(lambda x, v: x + damping * v, product, vector)
 
         uphill = jax.tree.map(jnp.negative, gradient)
@@ -130,7 +132,7 @@ def trust_region_update(
             "residual": residual / jnp.where(norm > 0, norm, 1.0),
             "grad_norm": norm,
         }
-        # A step that is not taken counts only as `skipped`.
+        # A step that is not taken affects only the metric `skipped`.
         always = {"accepted": info.accepted, "skipped": ~finite}
         metrics = {name: masked.total(x[None], finite[None]) for name, x in metrics.items()}
         return after, metrics | {name: masked.total(x.astype(float)) for name, x in always.items()}
@@ -139,20 +141,22 @@ def trust_region_update(
 
 
 def every(stride: int, parts: Any, axis_name: str | None) -> tuple[Any, jax.Array]:
-    """Selects every n-th row, counted over all parts and devices, so that neither affects the rows.
+    """Selects every n-th row, counted over all parts and devices.
+
+    The numbers of parts and devices do not affect the selection.
 
     Args:
       stride: n, distance between selected rows.
       parts: samples with a `mask`, leaves `[parts, rows, …]`, in order; the rows of a device follow
-        those on the device before it.
-      axis_name: device axis, or None.
+        the rows of the previous device.
+      axis_name: name of the device axis, or None.
 
     Returns:
-      The rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row
+      Selected rows, leaves `[parts, ⌈rows / n⌉, …]`, and their mask, False where a part has one row
       fewer.
     """
     num_parts, rows = parts.mask.shape[:2]
-    if rows % stride == 0:  # row 0 of each part is selected: a slice is enough
+    if rows % stride == 0:  # each part's selection starts at row 0: a slice is enough
         subset = jax.tree.map(lambda x: x[:, ::stride], parts)
         return subset, subset.mask
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)

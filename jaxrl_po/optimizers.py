@@ -1,4 +1,4 @@
-"""Optimizers of the methods, by default and by name, and learning-rate schedules."""
+"""Optimizers by name, each method's default optimizer, and learning-rate schedules."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,15 +13,16 @@ from jaxrl_po.backend import Target
 from jaxrl_po.config import NON_NEGATIVE, POSITIVE, ConfigError, Number, common, number, static
 from jaxrl_po.types import ActorCritic, Optimizer, Problem, PyTree
 
-FLAT_UP_TO = 2**20  # parameters: above it the optimizer state has an array per leaf, for sharding
+# Number of parameters above which the optimizer state has an array per leaf, for sharding.
+FLAT_UP_TO = 2**20
 AUTO, LINEAR, COSINE, CONSTANT = SCHEDULES = ("auto", "linear", "cosine", "constant")
 OPTIMIZERS = ("adam", "adamw", "lion", "muon", "rmsprop", "sgd")
-DECAYED = ("adamw", "lion", "muon")  # optimizers with weight decay
+DECAYED = ("adamw", "lion", "muon")  # names of optimizers with weight decay
 
 
 @config_lib.record
 class Optimization:
-    """Optimizer and step size: fields of every method with a learning_rate."""
+    """Optimizer and step size; fields of every method with a learning rate."""
 
     learning_rate: Number = common.number(3e-4, "step size", within=POSITIVE)
     max_grad_norm: Number = number(0.5, "clip of the gradient's global norm", within=POSITIVE)
@@ -41,8 +42,8 @@ class Optimization:
     )
     schedule: str = static(
         AUTO,
-        "how learning_rate falls to 0 in decay_iterations: linear, cosine, or constant, not at "
-        "all; auto is linear",
+        "decay of learning_rate to 0 in decay_iterations: linear or cosine; constant "
+        "disables the decay; auto takes linear",
         choices=SCHEDULES,
     )
     warm_up_iterations: int = static(
@@ -65,11 +66,11 @@ class Optimization:
 
 
 def scale(config: Optimization, step: jax.Array) -> jax.Array | float:
-    """Returns the factor of all updates in an iteration: warm-up times decay, from 1 to 0.
+    """Returns the factor of all updates in an iteration: warm-up times decay, a number from 1 to 0.
 
     Args:
       config: source of `schedule`, `warm_up_iterations` and `decay_iterations`.
-      step: `[]`, completed iterations (not gradient steps).
+      step: `[]`, number of completed iterations (not gradient steps).
 
     Example:
       >>> config = Optimization(schedule="cosine", warm_up_iterations=4, decay_iterations=2)
@@ -87,8 +88,8 @@ def decay(step: jax.Array, iterations: int) -> jax.Array | float:
     """Computes the linear decay `max(0, 1 − step / iterations)`, or 1 if `iterations` is 0.
 
     Args:
-      step: `[]`, completed iterations (not gradient steps).
-      iterations: length of the decay, static; 0 keeps 1.
+      step: `[]`, number of completed iterations (not gradient steps).
+      iterations: length of the decay in iterations, static; 0 disables the decay.
 
     Example:
       >>> float(decay(jnp.int32(25), 100))
@@ -101,8 +102,8 @@ def cosine_decay(step: jax.Array, iterations: int) -> jax.Array | float:
     """Computes cosine decay `½(1 + cos(π min(step / iterations, 1)))`, or 1 if `iterations` is 0.
 
     Args:
-      step: `[]`, completed iterations (not gradient steps).
-      iterations: length of the decay, static; 0 keeps 1.
+      step: `[]`, number of completed iterations (not gradient steps).
+      iterations: length of the decay in iterations, static; 0 disables the decay.
 
     Example:
       >>> round(float(cosine_decay(jnp.int32(25), 100)), 3)
@@ -116,8 +117,8 @@ def warm_up(step: jax.Array, iterations: int) -> jax.Array | float:
     """Computes the linear warm-up `min(1, (step + 1) / iterations)`, or 1 if `iterations` is 0.
 
     Args:
-      step: `[]`, completed iterations (not gradient steps).
-      iterations: length of the warm-up, static; 0 disables it.
+      step: `[]`, number of completed iterations (not gradient steps).
+      iterations: length of the warm-up in iterations, static; 0 disables the warm-up.
 
     Example:
       >>> float(warm_up(jnp.int32(4), 20)), float(warm_up(jnp.int32(30), 20))
@@ -135,7 +136,7 @@ def choose_optimizer(
     """Returns the user's optimizer, the optimizer that the config names, or the default.
 
     Args:
-      config: source of step size, gradient-norm clip and ε for the last two.
+      config: source of step size, gradient-norm clip and Adam's ε for a named or default optimizer.
       problem: source of the hidden matrices of its networks, for Muon.
       given: optax transformation of the user, or None.
       default: `(learning_rate, *, max_grad_norm, epsilon) -> optimizer`, the method's own.
@@ -182,12 +183,14 @@ def by_name(config: Optimization, problem: Problem) -> optax.GradientTransformat
 
 
 def matrices(problem: Problem) -> Callable[[PyTree], PyTree]:
-    """Returns `params -> axes`: input and output axis of each hidden matrix, None for other leaves.
+    """Returns `params -> axes`.
 
-    Muon orthogonalises hidden matrices and leaves the rest to Adam (Jordan 2024, "Muon"): the layer
-    that reads the observation or embeds the tokens, the layer that gives the output, tables, biases
-    and scales. The last two axes of a hidden matrix are its rows and columns; stacked blocks of a
-    transformer have a leading axis.
+    Axes are input and output axis of each hidden matrix, None for other leaves.
+
+    Muon orthogonalises hidden matrices and leaves all other parameters to Adam (Jordan 2024,
+    "Muon"): the layer that reads the observation or embeds the tokens, the layer that gives the
+    output, tables, biases and scales. The last two axes of a hidden matrix are its rows and
+    columns; stacked blocks of a transformer have a leading axis.
 
     Raises:
       ConfigError: the problem has networks that do not state their hidden matrices.
@@ -224,7 +227,7 @@ def adam(
     Args:
       learning_rate: step size, possibly traced.
       max_grad_norm: largest global norm of a gradient; larger gradients are scaled down.
-      epsilon: ε of Adam, outside the square root.
+      epsilon: Adam's constant ε, outside the square root.
       flat_up_to: largest number of parameters in one flat vector, see `flat_if_small`.
     """
     return chain_clipped(
@@ -248,7 +251,7 @@ def chain_clipped(
 
 
 def widened(tree: PyTree) -> PyTree:
-    """Widens the leaves to float32 if they have fewer bits.
+    """Widens a tree's leaves to float32 if they have fewer bits.
 
     Example:
       >>> print(widened(jnp.bfloat16(1.5)).dtype)
@@ -258,7 +261,7 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Gives an optimizer a float32 state and updates if the parameters have fewer bits."""
+    """Gives an optimizer a float32 state and float32 updates if the parameters have fewer bits."""
 
     def init(params: PyTree) -> PyTree:
         return optimizer.init(widened(params))
@@ -272,11 +275,11 @@ def in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 def flat_if_small(
     optimizer: optax.GradientTransformation, flat_up_to: int
 ) -> optax.GradientTransformation:
-    """Returns the optimizer on one flat vector if there are few parameters.
+    """Returns an optimizer that works on one flat vector if there are few parameters.
 
     Leaf by leaf, the update of a small network is dominated by dispatch; the optimizer state of a
-    large one is sharded leaf by leaf, like its parameters. Only the size decides, so that a
-    checkpoint does not depend on the devices.
+    large network is sharded leaf by leaf, like its parameters. Only the number of parameters
+    decides, so that a checkpoint does not depend on the devices.
 
     Args:
       optimizer: any optax transformation.
@@ -303,7 +306,7 @@ def flat_if_small(
 
 
 def norm(tree: PyTree) -> jax.Array:
-    """Computes the global norm. A small tree is flattened first, as in `flat_if_small`.
+    """Computes the global norm of a tree. A small tree is flattened first, as in `flat_if_small`.
 
     The compiler then shares the flat vector and its norm with the clip, which saves two dozen
     operations.
@@ -316,7 +319,7 @@ def norm(tree: PyTree) -> jax.Array:
 
 
 class Flattening(NamedTuple):
-    """Functions from a tree to one vector, and back."""
+    """Functions that map a tree to one vector, and back."""
 
     ravel: Callable[[PyTree], PyTree]
     unravel: Callable[[PyTree], PyTree]
@@ -325,9 +328,9 @@ class Flattening(NamedTuple):
 def flattening(tree: PyTree, target: Target | None) -> Flattening:
     """Builds the flattening of a small network's parameters into one vector, for a GPU.
 
-    This saves a dozen kernels per gradient step. On a CPU, where it would cost more than it saves,
-    without a target, for large networks, and for leaves of several types, both functions return the
-    tree unchanged.
+    The flat vector saves a dozen kernels per gradient step. The functions return the tree unchanged
+    on a CPU, where flattening would cost more than it saves, without a target, for large networks,
+    and for leaves of several types.
 
     Example:
       >>> tree = {"a": jnp.ones(2), "b": jnp.zeros(3)}

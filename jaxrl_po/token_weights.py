@@ -1,7 +1,7 @@
 """Weights and masks of tokens in a loss, computed from their log-probabilities.
 
-Shapes and names follow `losses`; `sampler_log_prob` is log μ(a|s) under the policy μ that sampled,
-if it is not the old policy. No gradient flows into or through any of them.
+Shapes and names follow `losses`; `sampler_log_prob` is log μ(a|s) under the policy μ that sampled
+the actions, if μ is not the old policy. No gradient flows into or through any weight or mask.
 """
 
 import chex
@@ -16,13 +16,14 @@ from jaxrl_po.divergences import ratio
 def truncated_weight(
     old_log_prob: jax.Array, sampler_log_prob: jax.Array, maximum: Number
 ) -> jax.Array:
-    """Computes `min(π_old / μ, C)`, no gradient: truncated importance sampling (TIS).
+    """Computes `min(π_old / μ, C)` without gradient: truncated importance sampling (TIS).
 
-    Corrects for a sampler μ that is not the old policy, such as one with another precision.
+    The weight corrects for a sampler μ that is not the old policy, such as a sampler with another
+    precision.
 
     Args:
-      old_log_prob: `E*`, nats.
-      sampler_log_prob: `E*`, nats, log μ.
+      old_log_prob: `E*`, log π_old in nats.
+      sampler_log_prob: `E*`, log μ in nats.
       maximum: bound C, above 0.
 
     Returns:
@@ -40,16 +41,16 @@ def truncated_weight(
 def masked_weight(
     old_log_prob: jax.Array, sampler_log_prob: jax.Array, minimum: Number, maximum: Number
 ) -> jax.Array:
-    """Computes `ρ · 1[low ≤ ρ ≤ high]`, ρ = π_old / μ, no gradient: IcePop's weight of a token.
+    """Computes `ρ · 1[low ≤ ρ ≤ high]`, ρ = π_old / μ, without gradient: IcePop's token weight.
 
     Args:
-      old_log_prob: `E*`, nats.
-      sampler_log_prob: `E*`, nats, log μ.
-      minimum: bound low, at least 0.
-      maximum: bound high, above low.
+      old_log_prob: `E*`, log π_old in nats.
+      sampler_log_prob: `E*`, log μ in nats.
+      minimum: lower bound of ρ, at least 0.
+      maximum: upper bound of ρ, above the lower bound.
 
     Returns:
-      `E*`. Ling team 2025 (arXiv:2510.18855), which takes 0.5 and 5.
+      `E*`. Source: Ling team 2025 (arXiv:2510.18855), which takes the bounds 0.5 and 5.
 
     Example:
       >>> old = jnp.log(jnp.array([0.5, 0.9, 0.1]))
@@ -69,12 +70,12 @@ def off_policy_mask(
 ) -> jax.Array:
     """Returns False where A < 0 and the row's mean of `log μ − log π` exceeds δ (DeepSeek-V3.2).
 
-    A wrong sequence that has become unlikely under the policy would push it further in a direction
-    that it no longer samples.
+    A wrong sequence that has become unlikely under the policy would push the policy further in a
+    direction that the policy no longer samples.
 
     Args:
-      log_prob: `[B, T]`, nats, under the policy being trained; no gradient flows.
-      sampler_log_prob: `[B, T]`, nats, log μ.
+      log_prob: `[B, T]`, nats, under the policy being trained; no gradient flows into it.
+      sampler_log_prob: `[B, T]`, log μ in nats.
       advantage: `[B, T]`, advantage A.
       mask: `[B, T]`, bool, True for tokens of the response.
       threshold: bound δ, nats per token.
@@ -100,17 +101,17 @@ def top_covariance(
     *,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """Selects a share of tokens with the largest `(A − mean A)(log π − mean log π)`, at least one.
+    """Selects the tokens with the largest `(A − mean A)(log π − mean log π)`, at least one.
 
     Entropy falls by the covariance of advantage and log-probability; few tokens contribute most of
     it.
 
     Args:
-      log_prob: `[B, T]`, nats; no gradient flows.
+      log_prob: `[B, T]`, log π in nats; no gradient flows into it.
       advantage: `[B, T]`, advantage A.
       mask: `[B, T]`, bool, True for tokens of the response.
-      share: share of the unmasked tokens, in (0, 1]; their number is rounded down.
-      axis_name: device axis that rows are sharded over, or None; with one, the products of all
+      share: share of the unmasked tokens, in (0, 1]; the number of selected tokens is rounded down.
+      axis_name: device axis that rows are sharded over, or None; with an axis, the products of all
         devices are gathered.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Steps bounded in KL(old ‖ new): Fisher-vector products, conjugate gradient and line search.
+"""Computes steps bounded in KL(old ‖ new): Fisher products, conjugate gradient and line search.
 
-Parameters are any pytree. KL is KL(old ‖ new) throughout, in nats, averaged over states under the
-old policy; its Hessian at the old parameters is the Fisher matrix `F = E[∇log π ∇log πᵀ]`, which is
-never formed.
+Parameters may be any pytree. KL always means KL(old ‖ new), in nats, averaged over states under the
+old policy; the Hessian of the KL at the old parameters is the Fisher matrix `F = E[∇log π ∇log
+πᵀ]`, which is never formed.
 """
 
 from collections.abc import Callable
@@ -30,15 +30,16 @@ def fisher_vector_product(
 
     Args:
       kl_fn: `kl_fn(params) -> []`, mean KL(old ‖ params) in nats, with its minimum at `params`:
-        build it from the distribution at `params` itself. On several devices it returns the local
-        share, local total / global count.
+        build the function from the distribution at `params`. On several devices `kl_fn` returns the
+        local share, local total / global count.
       params: θ_old, float leaves of any shape.
       vector: vector v, a tree like `params`.
-      damping: damping ≥ 0, in nats per squared unit of a parameter; TRPO implementations use 0.1.
+      damping: damping constant ≥ 0, in nats per squared unit of a parameter; TRPO implementations
+        use 0.1.
       axis_name: device axis that the local products are summed over, before damping, or None.
 
     Returns:
-      A tree like `params`. Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
+      Product as a tree like `params`. Schulman et al. 2015 (TRPO), appendix C.1; Pearlmutter 1994.
 
     Example:
       >>> bowl = lambda x: 0.5 * jnp.sum(jnp.array([1.0, 4.0]) * x**2)
@@ -47,7 +48,7 @@ def fisher_vector_product(
     """
     chex.assert_trees_all_equal_shapes_and_dtypes(params, vector)
     product = jax.jvp(jax.grad(kl_fn), (params,), (vector,))[1]
-    # Damping after the sum: otherwise every device would add its own.
+    # Damping is added after the sum: otherwise every device would add a damping term.
     return _add(masked.psum(product, axis_name), vector, damping)
 
 
@@ -61,21 +62,21 @@ def fisher(
 ) -> Callable[[Tree], Tree]:
     """Builds `v -> (F + damping · I) v` with `F = Jᵀ H J`, a third of a second derivative's cost.
 
-    J is the Jacobian of the distribution's parameters (logits, or means and log σ) in θ, H the
-    Hessian of the exact KL in the distribution's parameters. The chain rule's other term vanishes,
-    because the gradient of the KL is 0 at the old policy; so this equals `fisher_vector_product`.
-    The policy is linearised once for all products.
+    J is the Jacobian of the distribution's parameters (logits, or means and log σ) in θ, and H is
+    the Hessian of the exact KL in the distribution's parameters. The other term of the chain rule
+    vanishes, because the gradient of the KL is 0 at the old policy; so the product equals
+    `fisher_vector_product`. The policy is linearised once for all products.
 
     Args:
-      policy: `policy(params) -> distribution`, a pytree with `kl`, batch shape `E*`; its leaves
-        that are not floats (the actions of a list) do not depend on the parameters.
+      policy: `policy(params) -> distribution`, a pytree with `kl`, batch shape `E*`; leaves of the
+        distribution that are not floats (the actions of a list) must not depend on the parameters.
       params: θ_old, float leaves of any shape.
-      weight: `E*`, weights of the mean KL; they sum to 1 over all devices.
-      damping: damping, at least 0.
+      weight: `E*`, weights of the mean KL, whose sum over all devices is 1.
+      damping: damping constant, at least 0.
       axis_name: device axis that products are summed over, before damping, or None.
 
     Returns:
-      The product as a function. Schulman et al. 2015 (TRPO), appendix C.1.
+      Function that computes the product. Schulman et al. 2015 (TRPO), appendix C.1.
 
     Example:
       >>> from jaxrl_po.distributions import Categorical
@@ -100,7 +101,10 @@ def fisher(
 
 
 def _floats(tree: Any) -> tuple[Any, Any]:
-    """Splits a tree into its float leaves and its other leaves, with None in place of the rest."""
+    """Splits a tree into its float leaves and its other leaves.
+
+    Each tree has None for the other's leaves.
+    """
     return (
         jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, tree),
         jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jnp.floating) else x, tree),
@@ -119,21 +123,22 @@ def conjugate_gradient(
 ) -> tuple[Tree, jax.Array]:
     """Solves `A x = b` for a symmetric positive definite `A`, from x = 0.
 
-    Stops at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before an iteration whose curvature pᵀAp is not
-    positive or whose numbers are not finite; the last good x is returned. b = 0 gives x = 0.
+    The iteration stops at `‖b − A x‖ ≤ tolerance · ‖b‖`, and before an iteration whose curvature
+    pᵀAp is not positive or whose numbers are not finite; the last good x is returned. A right-hand
+    side b = 0 gives x = 0.
 
     Args:
-      matvec: `matvec(v) -> A v`, trees like `b`.
+      matvec: `matvec(v) -> A v`; v and the product are trees like `b`.
       b: right-hand side, float leaves of any shape.
       iterations: largest number of products, static, at least 1.
       tolerance: relative residual at which the iteration stops, at least 0.
 
     Returns:
-      The solution, a tree like `b`, and `[]` the norm of the residual `b − A x` by the recursion.
+      Solution as a tree like `b`, and `[]` the norm of the residual `b − A x` by the recursion.
       Hestenes and Stiefel 1952.
 
     Raises:
-      ValueError: `iterations` below 1.
+      ValueError: `iterations` is below 1.
 
     Example:
       >>> diagonal, b = jnp.array([1.0, 4.0]), jnp.array([1.0, 2.0])
@@ -155,7 +160,7 @@ def conjugate_gradient(
         step, x, residual, direction, squared, _ = carry
         product = matvec(direction)
         curvature = _dot(direction, product)
-        # A step without positive curvature is discarded below; 1 avoids dividing by 0.
+        # A step without positive curvature is discarded below; a divisor of 1 avoids dividing by 0.
         alpha = squared / jnp.where(curvature > 0, curvature, 1.0)
         next_residual = _add(residual, product, -alpha)
         next_squared = _dot(next_residual, next_residual)
@@ -177,16 +182,16 @@ def conjugate_gradient(
 def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Number) -> Tree:
     """Computes `√(2δ / (xᵀFx)) · x`: the longest step along `x = F⁻¹g` with `½ sᵀFs ≤ δ`.
 
-    Here xᵀFx = gᵀF⁻¹g; dividing by gᵀFg instead is a common mistake.
+    In this formula xᵀFx = gᵀF⁻¹g; dividing by gᵀFg instead is a common mistake.
 
     Args:
       direction: direction x, a tree.
-      matvec: `matvec(v) -> F v`, including the damping.
+      matvec: `matvec(v) -> F v`, with the damping.
       max_kl: bound δ, nats, above 0.
 
     Returns:
-      A tree like `direction`; zeros where xᵀFx is not positive or not finite. Schulman et al. 2015
-      (TRPO), appendix C.
+      Step as a tree like `direction`; zeros where xᵀFx is not positive or not finite. Schulman et
+      al. 2015 (TRPO), appendix C.
 
     Example:
       >>> natural_step(jnp.array([4.0, 0.0]), lambda v: 0.5 * v, max_kl=2.25).tolist()
@@ -199,14 +204,15 @@ def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Num
 
 
 class LineSearchInfo(NamedTuple):
-    """Outcome of a line search.
+    """Result of a line search, apart from the parameters.
 
     Attributes:
       accepted: `[]`, bool; False if no candidate passed and the parameters are unchanged.
       kl: `[]`, nats, KL(old ‖ new) at the returned parameters.
-      gain: `[]`, surrogate at the returned parameters minus the initial one; 0 if not accepted.
+      gain: `[]`, surrogate at the returned parameters minus the initial surrogate; 0 if no
+        candidate was accepted.
       steps: `[]`, int32, number of rejected candidates: an accepted step is `backtrack ** steps`
-        times the full one.
+        times the full step.
     """
 
     accepted: jax.Array
@@ -226,24 +232,24 @@ def line_search(
 ) -> tuple[Tree, LineSearchInfo]:
     """Returns the first of `params + backtrackᵏ · step`, k = 0, 1, …, that passes, else `params`.
 
-    A candidate passes if `kl ≤ max_kl` and its surrogate is larger than at `params`; one whose
-    surrogate or KL is not finite never passes.
+    A candidate passes if `kl ≤ max_kl` and its surrogate is larger than at `params`; a candidate
+    whose surrogate or KL is not finite never passes.
 
     Args:
       evaluate: `evaluate(params) -> (surrogate to maximise [], KL(old ‖ params) [] in nats)`,
         global over devices.
       params: θ_old, a tree.
-      step: the full step, a tree like `params`.
+      step: full step, a tree like `params`.
       max_kl: bound δ, nats.
       backtrack: factor on the step after each rejected candidate, in (0, 1).
       iterations: largest number of candidates, static, at least 1.
 
     Returns:
-      The parameters, bit for bit those given if no candidate passed, and `LineSearchInfo`. Schulman
-      et al. 2015 (TRPO), appendix C.
+      New parameters, equal to `params` bit for bit if no candidate passed, and `LineSearchInfo`.
+      Schulman et al. 2015 (TRPO), appendix C.
 
     Raises:
-      ValueError: `iterations` below 1.
+      ValueError: `iterations` is below 1.
 
     Example:
       >>> x, info = line_search(
@@ -265,8 +271,8 @@ def line_search(
     def attempt(
         carry: tuple[Tree, jax.Array, LineSearchInfo],
     ) -> tuple[Tree, jax.Array, LineSearchInfo]:
-        # First at `params` themselves, by the same program: another one may round differently, and
-        # find a gain where nothing changed.
+        # The first evaluation is at `params`, by the same program: another program may round
+        # differently, and find a gain where no parameter changed.
         _, start, info = carry
         first = info.steps < 0
         candidate = _select(first, params, _add(params, step, backtrack**info.steps))
@@ -299,7 +305,7 @@ def full_step(
       step: full step, a tree like `params`.
 
     Returns:
-      See `line_search`; a zero step counts as not accepted.
+      Parameters and `LineSearchInfo`, see `line_search`; a zero step counts as not accepted.
 
     Example:
       >>> evaluate = lambda x: (x, jnp.square(x))
@@ -318,7 +324,7 @@ def full_step(
 
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
-    # Not `vdot`, which some accelerators compute in lower precision than float32.
+    # A `vdot` is avoided, since some accelerators compute `vdot` in lower precision than float32.
     return sum(
         jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), start=jnp.float32(0.0)
     )

@@ -1,8 +1,8 @@
 """Data and signatures shared by all layers.
 
-Axes, in both domains: B rows (environments, or P prompts × G completions, group-major) and T steps
-(environment steps, or generated tokens). States hold arrays only: a function inside would break
-tree equality and cause recompilation.
+The axes in both domains are B rows (environments, or P prompts × G completions, group-major) and T
+steps (environment steps, or generated tokens). States hold arrays only: a function inside a state
+would break tree equality and cause recompilation.
 """
 
 import contextlib
@@ -23,13 +23,16 @@ from jaxrl_po.masked import Mean
 PyTree = Any
 Metrics = dict[str, Mean]
 Optimizer: TypeAlias = optax.GradientTransformation | None
-"""Any optax transformation with its own learning rate; None takes the method's default."""
+"""Any optax transformation with its own learning rate; None stands for the method's default."""
 Row = dict[str, Any]
-"""One line of metrics, see `run.store.metrics`."""
+"""Metrics of one line, see `run.store.metrics`."""
 
 
 class Distribution(Protocol):
-    """Result of a policy, with batch shape `E*`; an action may have event axes as well."""
+    """Distribution that a policy returns, with batch shape `E*`.
+
+    An action may have event axes as well.
+    """
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Samples one action per batch element; consumes `key`."""
@@ -48,7 +51,7 @@ class Distribution(Protocol):
 
 
 class _Text(str):
-    """A text that is shown without quotes."""
+    """Text whose `repr` has no quotes."""
 
     __repr__ = str.__str__
 
@@ -56,8 +59,8 @@ class _Text(str):
 def short_repr(tree: PyTree) -> str:
     """Returns the text of a tree, with dtypes and shapes in place of its arrays.
 
-    A tree of more than eight leaves is counted; a record with this `__repr__` has a text for each
-    of its fields.
+    A tree of more than eight leaves is summarised by their number; a record with this `__repr__`
+    shows a text for each of its fields.
 
     Example:
       >>> short_repr({"weight": jnp.zeros((4, 2)), "name": "a", "scale": 1.5})
@@ -81,16 +84,17 @@ def _text_of(leaf: Any) -> Any:
 
 
 class ActorCritic(NamedTuple):
-    """Parameters by role: a method selects by field the subtree that it trains.
+    """Parameters by role; a method selects by field the subtree that it trains.
 
     Attributes:
       policy: parameters of the policy.
       value: parameters of the critic, or None without a critic.
-      frozen: arrays that the problem reads and nothing trains (a pretrained base under adapters,
-        the prompts of a file), or None. They are excluded from gradients, optimizers and
+      frozen: arrays that the problem reads and no method trains (a pretrained base under adapters,
+        the prompts of a file), or None. Frozen arrays are excluded from gradients, optimizers and
         checkpoints, and all seeds share one copy; they must not depend on the key.
       constants: `{"policy": {collection: …}, "value": …}`, the variables of a user's networks that
-        are not parameters, or None. Each seed has its own, which are saved and never trained.
+        are not parameters, or None. Each seed has its own constants, which are saved and never
+        trained.
     """
 
     policy: PyTree
@@ -99,11 +103,11 @@ class ActorCritic(NamedTuple):
     constants: PyTree = None
 
     def without_frozen(self) -> "ActorCritic":
-        """Returns the parameters without frozen ones and constants."""
+        """Returns the parameters without frozen parameters and constants."""
         return self._replace(frozen=None, constants=None)
 
     def variables(self, role: str) -> PyTree:
-        """Returns the variables to apply a network to: its parameters, joined with its constants.
+        """Returns the variables to apply a network to: the network's parameters and constants.
 
         Args:
           role: role of the network, `policy` or `value`.
@@ -113,11 +117,11 @@ class ActorCritic(NamedTuple):
 
 
 class CollectorState(NamedTuple):
-    """Named entries that `collect` carries from one iteration to the next.
+    """Named entries that `collect` carries from one iteration to the next iteration.
 
-    A wrapper of a problem adds its own entries and leaves the others in place, so that a reader of
-    an entry (an evaluator, say) finds it in any wrapped problem. A feature that is off has no
-    entry. The two fields say how entries are placed on devices.
+    A wrapper of a problem adds entries and leaves other entries in place, so that a reader of an
+    entry (an evaluator, say) finds the entry in any wrapped problem. A feature that is off does not
+    have an entry. The fields `sharded` and `replicated` state how entries are placed on devices.
 
     Attributes:
       sharded: entries with leaves `[B, …]` or `[P, …]`; each device has a slice of the rows
@@ -143,7 +147,7 @@ class CollectorState(NamedTuple):
         """Returns the state with further entries.
 
         Raises:
-          ConfigError: an entry of that name exists: the same wrapper was applied twice.
+          ConfigError: an entry of that name exists, because the same wrapper was applied twice.
         """
         for name in (*(sharded or {}), *(replicated or {})):
             if name in self.sharded or name in self.replicated:
@@ -153,7 +157,7 @@ class CollectorState(NamedTuple):
         )
 
     def remove(self, *names: str) -> "CollectorState":
-        """Returns the state without the entries of these names."""
+        """Returns the state without the entries of some names."""
         halves = (
             {name: entry for name, entry in half.items() if name not in names} for half in self
         )
@@ -169,13 +173,16 @@ class Columns(TypedDict, total=False):
     Attributes:
       stratum: `[B]`, int32 below `Problem.strata`: rows of one stratum (one prompt of a finite set,
         or one difficulty) may be compared across groups.
-      age: `[B]`, int32, parameter updates since the row was sampled; by default all are fresh.
+      age: `[B]`, int32, number of parameter updates since the row was sampled; by default all rows
+        are fresh.
       sampler_log_prob: `[B, T]`, nats, log-probability of the action under the distribution μ that
-        it was sampled from, if that is not `log_prob`: the sampler computes in another precision
+        sampled the action, if it differs from `log_prob`: the sampler computes in another precision
         than `apply`, or a proposal sampled the action.
-      step_end: `[B, T]`, bool, slots that receive a reward, for process rewards; by default all do.
+      step_end: `[B, T]`, bool, True for slots that receive a reward, for process rewards; by
+        default all slots do.
       teacher_log_prob: `[B, T]`, nats, log-probability of the action under a frozen teacher.
-      penalized: `[B, T]`, bool, slots with an extra penalty in the loss; only in `Samples`.
+      penalized: `[B, T]`, bool, True for slots with an extra penalty in the loss; only in
+        `Samples`.
     """
 
     stratum: jax.Array
@@ -192,20 +199,23 @@ class Batch(NamedTuple):
     Attributes:
       inputs: inputs of `Problem.apply`: observations `[B, T, …]`, or token sequences whose leaves
         lead with `[B]`.
-      action: `[B, T, …]`, as sampled (never clipped).
+      action: `[B, T, …]`, actions as sampled (never clipped).
       log_prob: `[B, T]`, nats, log-probability of `action` under the old policy, the denominator of
         a ratio.
-      reward: `[B, T]`, reward units; None if it is computed outside the jitted program, between
-        `Learner.sample` and `Learner.update`.
+      reward: `[B, T]`, reward units; None if the reward is computed outside the jitted program,
+        between `Learner.sample` and `Learner.update`.
       value: `[B, T]`, V(s_t) by the critic; zeros without a critic.
-      next_value: `[B, T]`, V of the *true* next observation: the final one where an episode ended.
-      terminated: `[B, T]`, bool; the return ends here, nothing is bootstrapped.
-      truncated: `[B, T]`, bool; a limit cut the episode here. A control episode that is only
-        final) and truncated (so that it can be filtered).
+      next_value: `[B, T]`, V of the *true* next observation, which is the final observation where
+        an episode ended.
+      terminated: `[B, T]`, bool, True where the episode ends: the return ends too, and no value is
+        bootstrapped.
+      truncated: `[B, T]`, bool, True where a limit cut the episode. A control episode that is only
+        truncated bootstraps; a completion that is cut at its token budget is terminated (its reward
+        is final) and also truncated (so that it can be filtered).
       mask: `[B, T]`, bool; False in slots that hold no sample (after the end of a completion).
-      score: `[P, G]`, the raw outcome of each row before any shaping; its shape defines the groups
-        (B = P·G). 0 while the reward is None.
-      metrics: measurements of `collect`.
+      score: `[P, G]`, raw outcome of each row before any shaping; its shape defines the groups (B =
+        P·G). The scores are 0 while the reward is None.
+      metrics: measurements of `collect`, by name.
       columns: columns that only some batches have, see `Columns`.
     """
 
@@ -233,7 +243,7 @@ class Batch(NamedTuple):
 
 
 def demonstration_batch(inputs: PyTree, action: jax.Array, mask: jax.Array) -> Batch:
-    """Builds the batch of demonstrated actions: all other fields are 0 or False."""
+    """Builds the batch of demonstrated actions; all other fields are 0 or False."""
     zero, no = jnp.zeros(mask.shape), jnp.zeros(mask.shape, bool)
     score = jnp.zeros((mask.shape[0], 1))
     return Batch(inputs, action, zero, zero, zero, zero, no, no, mask, score, metrics={})
@@ -245,18 +255,18 @@ class Samples(NamedTuple):
     Fields that a method does not use are None.
 
     Attributes:
-      inputs: inputs of `Problem.apply`, see `Batch`.
-      action: actions as sampled, see `Batch`.
+      inputs: inputs of `Problem.apply`, documented in `Batch`.
+      action: actions as sampled, documented in `Batch`.
       log_prob: nats, log-probability of the action under the old policy.
-      advantage: advantage, in reward units or normalised.
-      mask: bool, False where the slot holds no sample.
+      advantage: advantage of the action, in reward units or normalised.
+      mask: bool, False where the slot does not hold a sample.
       target: regression target of the critic, reward units, or None without a critic.
       value: critic's value during collection, reward units, or None.
       reference_log_prob: nats, log-probability of the action under the reference policy, or None.
-      columns: columns `[B, T]`, see `Columns`.
-      measured: rows that measure an update's KL, as `Samples`; None for all. Their mask is True
-        where the old policy sampled: also in slots that the loss excludes, but in no rows that
-        an earlier policy sampled.
+      columns: columns `[B, T]`, documented in `Columns`.
+      measured: rows on which an update's KL is measured, as `Samples`; None for all rows. The mask
+        of `measured` is True where the old policy sampled: also in slots that the loss excludes,
+        but not in rows that an earlier policy sampled.
     """
 
     inputs: PyTree
@@ -277,11 +287,11 @@ class TrainState(NamedTuple):
     Attributes:
       params: parameters, `ActorCritic`.
       opt_state: optimizer state of the subtree that the method trains by gradient.
-      reference_params: frozen policy parameters, or None.
+      reference_params: frozen parameters of the reference policy, or None.
       kl_coefficient: `[]`, float32, β of an adaptive penalty; 0 without an adaptive penalty.
       collector: state that `collect` carries.
-      key: PRNG key, typed `[]` or raw `uint32`, as `init` got it.
-      step: `[]`, int32, completed iterations.
+      key: PRNG key, typed `[]` or raw `uint32`, in the form that `init` got.
+      step: `[]`, int32, number of completed iterations.
     """
 
     params: ActorCritic
@@ -293,7 +303,7 @@ class TrainState(NamedTuple):
     step: jax.Array
 
     def with_frozen(self, frozen: PyTree) -> "TrainState":
-        """Returns the state with these frozen parameters; None removes them.
+        """Returns the state with other frozen parameters; None removes the frozen parameters.
 
         Raises:
           ConfigError: the parameters were donated to a program, which deleted them.
@@ -302,7 +312,10 @@ class TrainState(NamedTuple):
 
 
 def undonated(frozen: PyTree) -> PyTree:
-    """Returns its argument; raises ConfigError if a donation has deleted one of the arrays."""
+    """Returns its argument.
+
+    Raises ConfigError if a donation has deleted one of the argument's arrays.
+    """
     arrays = (x for x in jax.tree.leaves(frozen) if isinstance(x, jax.Array))
     if any(not isinstance(x, jax.core.Tracer) and x.is_deleted() for x in arrays):
         raise ConfigError(
@@ -314,17 +327,18 @@ def undonated(frozen: PyTree) -> PyTree:
 
 
 class Learner(NamedTuple):
-    """A method on a problem: three pure functions, to be jitted, vmapped, scanned and sharded.
+    """Method on a problem as three pure functions, to be jitted, vmapped, scanned and sharded.
 
     `sample` and `update` each split the state's key and store the next one, so no key is used
-    twice. A reward that only Python can compute is put into the batch between the two, each jitted
-    by itself.
+    twice. A reward that only Python can compute is put into the batch between `sample` and
+    `update`, which are then jitted separately.
 
     Attributes:
-      init: `init(key) -> TrainState`; consumes `key`. It takes a third of the time under `jax.jit`,
-        which however would make a pretrained model's parameters constants of the program. The state
-        may be donated: it shares no array with the problem or the user, except for a frozen base or
-        teacher, which is never copied: donate `state.with_frozen(None)`, see `docs/pretrained.md`.
+      init: `init(key) -> TrainState`; consumes `key`. Under `jax.jit` the call takes a third of the
+        time, but `jax.jit` would make a pretrained model's parameters constants of the program. The
+        state may be donated: the state shares no array with the problem or the user, except for a
+        frozen base or teacher, which is never copied: donate `state.with_frozen(None)`, see
+        `docs/pretrained.md`.
       sample: `sample(state) -> (state, batch)`: collects; masked slots are zeroed and metrics
         pooled over devices.
       update: `update(state, batch) -> (state, metrics)`: estimates and improves.
@@ -338,7 +352,7 @@ class Learner(NamedTuple):
     def step(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
         """Returns one iteration, `step(state) -> (state, metrics)`: `update(*sample(state))`.
 
-        Returns the same function each time, so that `jax.jit(learner.step)` compiles once.
+        The same function is returned each time, so that `jax.jit(learner.step)` compiles once.
         """
         return _composed(self.sample, self.update)
 
@@ -355,16 +369,19 @@ def _composed(
 
 
 SumInParts = Callable[..., Any]
-"""`(function, samples, num_parts) -> sum` of a function over parts, see `minibatches`."""
+"""`(function, samples, num_parts) -> sum`, sums a function over parts of the samples, see
+`minibatches`."""
 
 
 class FastPaths(NamedTuple):
-    """Faster ways to compute `Problem.apply`; None if the problem does not have one.
+    """Faster ways to compute `Problem.apply`.
+
+    A field is None if the problem does not have that way.
 
     Attributes:
       by_length: `minibatches.sum_in_parts` for rows of unequal length, in less time, see `lengths`.
-      grouped: `grouped(inputs)`, for rows group by group, stores once the part that members of a
-        group share; `apply` takes it in place of `inputs`.
+      grouped: `grouped(inputs)`, for rows group by group, stores once the part of the inputs that
+        members of a group share; `apply` accepts the result in place of `inputs`.
     """
 
     by_length: SumInParts | None = None
@@ -372,10 +389,10 @@ class FastPaths(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Source of samples: the one place where control and language differ.
+    """Source of samples: the only record in which control and language differ.
 
-    A user-defined problem gives the four functions. The defaults of the other fields describe fresh
-    samples of the policy itself.
+    A user-defined problem gives the four functions `init`, `collect`, `apply` and `rows`. The
+    defaults of the other fields describe fresh samples of the policy itself.
 
     Attributes:
       init: `init(key) -> (params, collector)`; consumes `key`.
@@ -385,21 +402,22 @@ class Problem(NamedTuple):
       rows: `rows(samples)` merges the leading axes that `apply` does not mix: `[B, T] → [B·T]` for
         control, the identity for sequences.
       strata: number of strata in the column `stratum`; 0 without that column.
-      on_policy: True if the policy itself sampled the actions. False: a proposal μ did, with a
-        column `sampler_log_prob`, and only methods with a surrogate weighted by π / μ apply.
+      on_policy: True if the policy itself sampled the actions. False means that a proposal μ
+        sampled them, with a column `sampler_log_prob`; only methods with a surrogate weighted by π
+        / μ are then available.
       log_prob_matches_sampler: True if `Batch.log_prob` equals the result of `apply`, up to float32
-        rounding. False: the sampler computes in lower precision, and the learner recomputes the old
-        log-probabilities.
+        rounding. False means that the sampler computes in lower precision, and the learner
+        recomputes the old log-probabilities.
       truncated_is_overlong: True if a truncated row is a response that was too long, subject to
-        DAPO's rules for overlong responses. False: it is an episode that reached its time limit,
-        which may be a success.
+        DAPO's rules for overlong responses. False means that a truncated row is an episode that
+        reached its time limit, which may be a success.
       has_turns: True if an episode is a dialogue; its column `step_end` marks the ends of turns.
       staleness: age in iterations of the parameters that `collect` samples with.
       linearizable: True if `apply` has a forward derivative, which natural steps need.
       hidden_matrices: `params -> ActorCritic`, True for each leaf that maps hidden units to hidden
         units, which Muon orthogonalises, and False for each other leaf; None if a network does not
         state them.
-      fast_paths: faster ways to compute `apply`, see `FastPaths`.
+      fast_paths: faster ways to compute `apply`, documented in `FastPaths`.
       actor: policy with memory as a function that acts in an environment step by step, see
         `control.Actor`; None for a policy without memory, which acts through `apply`.
       target: `Target` that the program is compiled for, or None if the problem leaves it open.
@@ -422,7 +440,10 @@ class Problem(NamedTuple):
     target: Any = None
 
     def with_target(self, target: Target | None) -> "Problem":
-        """Returns the problem as the source of a method for this target; None keeps its own."""
+        """Returns the problem as the source of a method for a target.
+
+        None keeps the problem's own target.
+        """
         return self._replace(target=target or self.target or backend.here())
 
 

@@ -1,4 +1,4 @@
-"""Parameter updates by gradient: epochs of minibatch steps."""
+"""Updates parameters by gradient: epochs of minibatch steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,44 +41,47 @@ def gradient_update(
     """Builds epochs of minibatch gradient steps on the loss `Σ_i total_i / max(count_i, 1)`.
 
     Totals and counts are summed over microbatches and devices *before* the division, so the
-    gradient does not depend on how a minibatch is split. A step whose loss or gradient is not
-    finite, or whose minibatch is empty, changes neither parameters nor optimizer state (an empty
-    step would still let Adam's momentum move the parameters). A minibatch is empty if its mask is
-    False everywhere, or all counts are 0; counts alone do not decide, since an aggregate may count
-    masked rows (`losses.fixed_length_mean`). Gradients are summed, and added to the parameters, in
-    float32 at least, whatever the parameters' type.
+    gradient does not depend on how a minibatch is split. A gradient step whose loss or gradient is
+    not finite, or whose minibatch is empty, changes neither parameters nor optimizer state (an
+    empty step would still let Adam's momentum move the parameters). A minibatch is empty if its
+    mask is False everywhere, or all counts are 0; counts alone do not decide, since an aggregate
+    may count masked rows (`losses.fixed_length_mean`). Gradients are summed, and added to the
+    parameters, in float32 at least, whatever the parameters' type.
 
     Args:
       loss: `loss(params, samples) -> (means, metrics)`: a tuple of `Mean`s, each divided and then
-        added, and a dict of `Mean`s to log. Counts never depend on parameters.
+        added, and a dict of `Mean`s for the log. Counts of these means never depend on parameters.
       optimizer: any optax transformation.
       num_epochs: number of passes over the samples.
       num_minibatches: number of gradient steps per pass; with 1, rows are not shuffled.
-      num_microbatches: parts of each minibatch, to bound memory; gradients are accumulated.
+      num_microbatches: number of parts of each minibatch, to bound memory; gradients are
+        accumulated over parts.
       slots: number of slots of a row, T for rows `[T]`: a core of a CPU computes a microbatch in
-        parts that stay in its cache, see `minibatches.in_cache`. None computes it as one part.
-      by_length: sums by length, see `FastPaths`, over several microbatches, each computed up to its
-        longest row. None computes all slots.
+        parts that stay in its cache, see `minibatches.in_cache`. With None a microbatch is computed
+        as one part.
+      by_length: function that sums by length, see `FastPaths`, over several microbatches, each
+        computed up to its longest row. With None all slots are computed.
       stop: `stop(metrics) -> bool []`, evaluated before each step on the minibatch's metrics,
-        pooled over devices; once true, neither that step nor any later one is taken. None never
-        stops.
-      mask_of: `mask_of(samples) -> [N, …]`, bool, the mask of the samples. None takes the mask of
-        `Samples`; in samples of another type every row counts.
+        pooled over devices; once true, the step and all later steps are skipped. With None the
+        update never stops early.
+      mask_of: `mask_of(samples) -> [N, …]`, bool, returns the mask of the samples. None takes the
+        mask of `Samples`; in samples of another type every row counts.
       target: platform and devices of the program; None takes operations that suit every platform.
       axis_name: device axis that rows are sharded over, or None.
 
     Returns:
-      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`. Frozen
-      parameters and constants of an `ActorCritic` are not trained. Leaves
-      of `samples` lead with the rows. `key` is consumed by the shuffles; `scale` multiplies the
-      optimizer's update (a learning-rate schedule in [0, 1]). Metrics are the loss's, pooled over
-      the steps, and `grad_norm` (global norm before the optimizer), `skipped` (share of steps with
-      a non-finite loss or gradient), `updates` (share of the planned steps that were taken).
+      `update(params, opt_state, samples, key, scale=1.0) -> (params, opt_state, metrics)`, function
+      that runs the epochs. Frozen parameters and constants of an `ActorCritic` are not trained.
+      Leaves of `samples` lead with the rows. `key` is consumed by the shuffles; `scale` multiplies
+      the optimizer's update (a learning-rate schedule in [0, 1]). Metrics are the metrics of the
+      loss, pooled over the steps, and `grad_norm` (global norm before the optimizer), `skipped`
+      (share of steps with a non-finite loss or gradient), `updates` (share of the planned steps
+      that were taken).
 
     Raises:
       ConfigError: rows do not divide into minibatches, microbatches or devices.
     """
-    if num_microbatches == 1:  # the longest of all rows mostly has full length
+    if num_microbatches == 1:  # the longest row of all mostly has full length
         by_length = None
 
     def update(
@@ -118,7 +121,8 @@ def gradient_update(
                 some = (rows.mask if mask_of is None else mask_of(rows)).any()
             return step_of.counts(params, rows), some.astype(jnp.float32)
 
-        # Computed for all steps at once: on a CPU each sum over devices synchronises them.
+        # Counts are computed for all steps at once: on a CPU each sum over devices synchronises the
+        # devices.
         counts, unmasked = masked.psum(jax.vmap(measure, axis_size=steps)(orders), axis_name)
         nonempty = (sum(counts) > 0) & (unmasked > 0)
         flat = optimizers.flattening(params, target)
@@ -157,12 +161,13 @@ class _Steps(NamedTuple):
     axis_name: str | None
 
     def counts(self, params: PyTree, samples: Any) -> tuple[jax.Array, ...]:
-        """Returns the denominators of one minibatch, of this device's rows."""
+        """Returns the denominators of one minibatch, counted over this device's rows."""
 
         def counts(part: Any) -> tuple[jax.Array, ...]:
             return tuple(mean.count for mean in self.loss(params, part)[0])
 
-        # Counts do not depend on parameters: stripped of all else, this pass computes nothing.
+        # Counts do not depend on parameters: without the unused computation, this pass computes no
+        # loss.
         return minibatches.sum_in_parts(
             lambda part: minibatches.without_dead_code(counts, part)(part),
             samples,
@@ -172,7 +177,7 @@ class _Steps(NamedTuple):
     def objective(
         self, params: PyTree, counts: tuple[jax.Array, ...], samples: Any
     ) -> tuple[jax.Array, Metrics]:
-        """Returns this device's share of the loss of a minibatch, and its metrics."""
+        """Returns this device's share of the loss of a minibatch, and the loss's metrics."""
         means, metrics = self.loss(params, samples)
         value = sum(
             mean.total / jnp.maximum(count, 1.0) for mean, count in zip(means, counts, strict=True)
@@ -226,7 +231,8 @@ class _Steps(NamedTuple):
             lambda new, old: jnp.where(take, new, old), opt_state, carry.opt_state
         )
         metrics = masked.merge(metrics, {"grad_norm": Mean(norm, jnp.ones_like(norm))})
-        # One non-finite step must not turn the pooled metrics into NaN: it counts as `skipped`.
+        # One step that is not finite must not turn the pooled metrics into NaN: the step counts as
+        # `skipped`.
         metrics = jax.tree.map(lambda x: jnp.where(finite, x, 0.0), metrics)
         steps = {"skipped": ~finite, "updates": take}
         shares = {name: masked.total(x.astype(jnp.float32)) for name, x in steps.items()}
@@ -234,14 +240,14 @@ class _Steps(NamedTuple):
 
 
 def _unless_stopped(step: Callable[..., tuple[_Carry, Metrics]]) -> Callable[..., Any]:
-    """Wraps the step: after the stop it is not taken and affects only the metric `updates`."""
+    """Wraps a step: after the stop it is not taken and affects only the metric `updates`."""
 
     def guarded(carry: _Carry, of_step: Any) -> tuple[_Carry, Metrics]:
         traced, (_, shapes) = minibatches.traced_once(step, carry, of_step)
         no_metrics = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         no_metrics["updates"] = Mean(jnp.float32(0.0), jnp.float32(1.0))
-        # The collectives inside are safe: `stopped` comes from pooled metrics and is equal on all
-        # devices.
+        # The collectives inside the branch are safe: `stopped` comes from pooled metrics and is
+        # equal on all devices.
         return jax.lax.cond(
             carry.stopped, lambda carry, of_step: (carry, no_metrics), traced, carry, of_step
         )

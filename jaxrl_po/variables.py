@@ -1,4 +1,4 @@
-"""Variables of a Flax module: the trained collection, and the constants of a run."""
+"""Splits variables of a Flax module: the trained collection, and the constants of a run."""
 
 import contextlib
 import inspect
@@ -9,7 +9,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.types import ActorCritic, PyTree
 
 TRAINED = ("params", "lora")
-SOWN = "intermediates"  # written by `sow`, which has no effect in `apply` here
+SOWN = "intermediates"  # collections written by `sow`, which has no effect in `apply` here
 REFUSED = {
     "InvalidRngError": (
         "must draw no random numbers when it is applied: give dropout deterministic=True, and call "
@@ -20,7 +20,7 @@ REFUSED = {
         "LayerNorm or use_running_average=True; other variables are set once, by their initialiser"
     ),
 }
-"""Names of Flax's errors, and the condition that each of them reports."""
+"""Map from the name of a Flax error to the condition that the error reports."""
 ADVICE = "an nnx class is given as flax.nnx.bridge.ToLinen(Class, args=(…))"
 
 
@@ -46,11 +46,12 @@ def class_of(given: Any) -> str:
 
 
 def require_module(name: str, module: Any, *attributes: str) -> None:
-    """Raises ConfigError unless a network is an instance with `init` and `apply`, as Linen's are.
+    """Raises ConfigError unless a network is an instance with `init` and `apply`, as in Linen.
 
     Args:
       name: name of the argument, for messages.
-      module: network. An nnx module in its fields is rejected too: it would not be trained.
+      module: network to check. An nnx module in the network's fields is rejected too: it would not
+        be trained.
       attributes: names of further attributes that the network must have.
     """
     needed = ("init", "apply", *attributes)
@@ -65,7 +66,7 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
             f"{', '.join(needed)}, got {class_of(module)}: {ADVICE}",
         )
     if not type(module).__module__.startswith(("jaxrl_po.", "flax.linen")):
-        return  # fields of a user's module are not inspected
+        return  # the fields of a user's module are not inspected
     for field, given in vars(module).items() if is_flax(module) else ():
         for part in given if isinstance(given, tuple | list) else (given,):
             is_module = isinstance(part, type) or hasattr(part, "apply") or is_nnx(part)
@@ -74,14 +75,15 @@ def require_module(name: str, module: Any, *attributes: str) -> None:
 
 
 def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
-    """Splits variables into trained ones and the constants of a run.
+    """Splits variables into trained variables and the constants of a run.
 
     Args:
-      module: module of the variables. If it is not Flax's, all of them are trained.
+      module: module of the variables. If the module is not Flax's, all variables are trained.
       variables: result of the module's `init`: `{collection: …}`.
 
     Returns:
-      The collections `TRAINED`, and all others except `sow`'s, None if there are no others.
+      The collections `TRAINED`, and all other collections except `sow`'s; None if there are no
+      others.
     """
     if not is_flax(module) or variables.keys() <= set(TRAINED):
         return variables, None
@@ -90,7 +92,7 @@ def split(module: Any, variables: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def by_role(policy: PyTree, value: PyTree) -> PyTree:
-    """Joins the constants of policy and critic, each None if it has none, as in `ActorCritic`."""
+    """Joins the constants of policy and critic, None for a role without any; see `ActorCritic`."""
     roles = {"policy": policy, "value": value}
     return {role: x for role, x in roles.items() if x is not None} or None
 

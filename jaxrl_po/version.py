@@ -1,4 +1,5 @@
-"""The version and the format of runs, kept apart so that packaging need not import JAX."""
+"""Version of the library and of its run format, in a module that does not import JAX."""
 
 __version__ = "0.4.0"
-FORMATS = (1,)  # formats of config.json and checkpoints that are read; the last is written
+# Formats of config.json and checkpoints that can be read; new files have the last format.
+FORMATS = (1,)

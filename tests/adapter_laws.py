@@ -1,4 +1,4 @@
-"""Laws that hold for the environments of every suite, and tools to play these environments."""
+"""Asserts laws that hold for the environments of every suite, and plays these environments."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ def plain(x):
 
 
 def same(ours, theirs, *, rtol=0.0, atol=0.0):
-    """Asserts that two trees have one structure and hold the same numbers, none of them NaN."""
+    """Asserts that two trees have one structure and hold the same numbers without NaN."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(
@@ -27,7 +27,7 @@ def same(ours, theirs, *, rtol=0.0, atol=0.0):
 
 
 def differ(x, y):
-    """Returns whether two trees of arrays differ in any number."""
+    """Returns whether two trees of arrays differ in at least one number."""
     return any(
         (plain(a) != plain(b)).any()
         for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
@@ -35,12 +35,13 @@ def differ(x, y):
 
 
 def begun(environment, key):
-    """Returns a state at the start of an episode."""
+    """Returns an environment's state at the start of an episode."""
     return jax.jit(environment.reset)(key)[1]
 
 
 def stepped(environment, running, actions, key):
-    """Returns the states before each step and after the last step, and the transitions."""
+    """Steps an environment; returns the states before each step and after the last step, and the
+    transitions."""
     step, states, transitions = jax.jit(environment.step), [running], []
     like = environment.spaces.action
     for i, action in enumerate(actions):
@@ -61,7 +62,7 @@ class Always(NamedTuple):
 
 
 def play(environment, key, action, *, num_envs, num_steps):
-    """Returns a trajectory under one constant action."""
+    """Returns the trajectory of an environment under one constant action."""
     like = environment.spaces.action
     actions = jnp.full((num_envs, *like.shape), action, like.dtype)
 
@@ -80,16 +81,17 @@ def play(environment, key, action, *, num_envs, num_steps):
 
 
 def follows(environment, own, choose, reset=None):
-    """Steps our environment and the suite's own side by side, 20 times.
+    """Steps this library's environment and the suite's own environment side by side, 20 times.
 
     Args:
       environment: Environment of this library.
-      own: The suite's step, `own(key, state, action) -> (state, results)`.
-      choose: `choose(t, running) -> action` of step t.
-      reset: The suite's `reset(key) -> state`; without it, its state begins as a copy of our state.
+      own: The suite's step function, `own(key, state, action) -> (state, results)`.
+      choose: `choose(t, running) -> action`, chooses the action of step t.
+      reset: The suite's `reset(key) -> state`; without it, the suite's state begins as a copy of
+        this library's state.
 
     Yields:
-      Our state after each step, our transition, and the results of `own`.
+      This library's state after each step, its transition, and the results of `own`.
     """
     running = begun(environment, jax.random.key(0))
     theirs = running.state if reset is None else reset(jax.random.split(jax.random.key(0))[0])
@@ -102,7 +104,8 @@ def follows(environment, own, choose, reset=None):
 
 
 def ends_by_itself(environment, running, actions):
-    """Asserts that the last action, not the limit, ends the episode, and the next one begins."""
+    """Asserts that the last action, not the limit, ends the episode, and that the next episode
+    begins."""
     states, transitions = stepped(environment, running, actions, jax.random.key(1))
     last = len(actions) - 1
     assert [bool(t.terminated) for t in transitions] == [i == last for i in range(len(actions))]
@@ -113,25 +116,26 @@ def ends_by_itself(environment, running, actions):
 
 
 def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol=0.0):
-    """Asserts that a limit of 3 steps ends an episode and changes nothing before.
+    """Asserts that a limit of 3 steps ends an episode and does not change the steps before.
 
-    The next episode begins anew.
+    The next episode begins from a new starting state.
 
     Args:
       make: `(max_steps, reset_interval) -> environment`.
-      action: Action that ends no episode within 3 steps.
-      part: `(observation) -> part` that does not depend on the time limit.
+      action: Action that does not end an episode within 3 steps.
+      part: `(observation) -> part`, returns the part that does not depend on the time limit.
       reset_interval: Number of steps between new starting states.
       atol: Absolute tolerance of the comparison with the longer episode.
 
     Returns:
-      The key from which the start of the next episode is drawn; its observation and state.
+      The key that draws the start of the next episode, and the next episode's observation and
+      state.
     """
     short, long = (make(max_steps=n, reset_interval=reset_interval) for n in (3, 30))
     key, drawn = jax.random.key(0), jax.random.key(7)
     running = begun(short, key)
     if short.refresh is None:
-        # the start is drawn in the last step
+        # the start of the next episode is drawn in the last step
         drawn = jax.random.split(jax.random.fold_in(key, 2))[1]
     else:
         running = jax.jit(short.refresh)(drawn, running._replace(used=jnp.bool_(True)))
@@ -152,8 +156,10 @@ def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol
 
 
 def begins_never_twice_alike(make, action):
-    """Asserts that episodes of one step begin differently, where starting states serve 3 steps."""
-    environment = make(max_steps=1, reset_interval=3)  # two complete windows: one program for both
+    """Asserts that episodes of one step begin differently, even if starting states serve 3
+    steps."""
+    # The steps fill two complete windows, so that one program serves both.
+    environment = make(max_steps=1, reset_interval=3)
     seen = play(environment, jax.random.key(3), action, num_envs=2, num_steps=6).transition
     assert (seen.terminated | seen.truncated).all()
     rows = [plain(x).reshape(12, -1) for x in jax.tree.leaves(seen.observation)]
@@ -166,7 +172,8 @@ def keeps_its_structure(environment):
     action = environment.spaces.action
     after, transition = jax.eval_shape(environment.step, jax.random.key(1), before, action)
     assert transition.observation == transition.final_observation == environment.spaces.observation
-    # Compared leaf by leaf: fields outside the tree may be NumPy arrays, for which `==` raises.
+    # Trees are compared leaf by leaf: fields outside the tree may be NumPy arrays, for which `==`
+    # raises.
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)

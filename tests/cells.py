@@ -1,17 +1,17 @@
-"""Compares this tree with a commit: a command of each method, problem and placement.
+"""Compares this tree with a commit: runs a command for each method, problem and placement.
 
     python tests/cells.py --against=HEAD~3     # all cells
     python tests/cells.py --against=HEAD~3 'trpo'
     python tests/cells.py --against=HEAD~3 --except=reproducible --renamed=squash:tanh_squash
 
-Each cell is a run of three iterations, of control in double precision. A cell records its exit
+Each cell is a run of three iterations; control runs use double precision. A cell records its exit
 code, its files and their keys, the digest of its program, its metrics, its final state to the bit,
-and the values it returns in Python. The command exits with 1 if one differs. Digests depend on the
-version of JAX, so that none is stored.
+and the values that a Python call returns. The command exits with 1 if a record differs. Digests
+depend on the version of JAX, so no digest is stored.
 
-An exception names something that may differ: a key of a JSON file with settings, the name of a file
-with settings, or `said` (the last line of a failed command). Exit codes, metrics, results and final
-states have no exception.
+An exception names a part of a record that may differ: a key of a JSON file with settings, the name
+of a file with settings, or `said` (the last line of a failed command). Exit codes, metrics, results
+and final states never have an exception.
 """
 
 import argparse
@@ -55,7 +55,7 @@ ONE, ROWS, BOTH = ["--devices=1"], ["--mesh=data:2"], ["--mesh=seed:2,data:2"]
 
 
 def load(out):
-    """Returns the actions of a stored run on fixed observations."""
+    """Returns the actions that the policy of a stored run takes on fixed observations."""
     import jax
     import numpy as np
 
@@ -63,14 +63,15 @@ def load(out):
 
     train(CELLS["ppo, Pendulum"], out)
     seen = np.linspace(-1.0, 1.0, 12).reshape(4, 3)
-    index = {"seed", "seed_index"} & inspect.signature(run.load).parameters.keys()  # `seed` in 0.4
+    # The argument was named `seed` in version 0.4.
+    index = {"seed", "seed_index"} & inspect.signature(run.load).parameters.keys()
     policies = [run.load(out, **dict.fromkeys(index, seed)) for seed in range(2)]
     keys = None, jax.random.key(0)
     return [policy.act(seen, key).tolist() for policy in policies for key in keys]
 
 
 def adapters(out):
-    """Trains adapters of a stored run; returns completions."""
+    """Trains adapters over the model of a stored run; returns completions."""
     from jaxrl_po import run
 
     base = out.parent / "base"
@@ -80,7 +81,7 @@ def adapters(out):
 
 
 def own_learner(out):
-    """Trains a learner made in Python; returns its metrics."""
+    """Trains a learner that is made in Python; returns the learner's metrics."""
     import gymnax
 
     from jaxrl_po import a2c, control, run
@@ -158,13 +159,13 @@ CELLS = {
     "own learner": own_learner,
     "a flag that is not there": [*CONTROL, "--problem.num_env=4"],
 }
-MEASURED = (".jsonl", "summary.json", "sweep.json")  # files that allow no exceptions
+MEASURED = (".jsonl", "summary.json", "sweep.json")  # names of files that allow no exceptions
 FREE = [("names",), ("contents",), ("said",)]  # parts of a record that may have exceptions
-FORMER = {}  # flag name to its name in the other tree
+FORMER = {}  # map from a flag's name to its name in the other tree
 
 
 def command(argv, out):
-    """Returns the exit code of a `jaxrl-po` command, as `python -m jaxrl_po` ends."""
+    """Returns the exit code of a `jaxrl-po` command, run as `python -m jaxrl_po`."""
     kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
     argv = [kind, *(flag for flag in argv if flag != kind), f"--out={out}"]
     names = [flag.removeprefix("--").partition("=") for flag in argv[1:]]
@@ -185,7 +186,7 @@ def train(argv, out):
 
 
 def state(folder):
-    """Returns a digest of the arrays of the newest checkpoint."""
+    """Returns a digest of the arrays in the newest checkpoint."""
     import numpy as np
     import orbax.checkpoint as ocp
 
@@ -203,7 +204,8 @@ def state(folder):
 
 
 def untimed(value):
-    """Returns JSON without entries that differ between equal runs: times, memory, paths, code."""
+    """Returns JSON without the entries that differ between equal runs: times, memory, paths,
+    code."""
     outside = ("time/", "memory/", "compile_seconds", "seconds", "steps_per_second", "source")
     outside += ("revision", "out", "peak", "digest")
     if isinstance(value, dict):
@@ -212,7 +214,7 @@ def untimed(value):
 
 
 def record(cell):
-    """Returns everything that one cell leaves behind, as JSON."""
+    """Returns the complete record of one cell as JSON."""
     with tempfile.TemporaryDirectory() as place:
         out, said = Path(place) / "run", io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -244,9 +246,9 @@ def work(names):
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
-    jax.devices()  # start all devices before a command asks for fewer
+    jax.devices()  # start all devices before a command asks for fewer devices
     for name in names:
-        # Language computes in single precision, whatever the default.
+        # Language runs compute in single precision, whatever the default precision is.
         cell = CELLS[name]
         jax.config.update("jax_enable_x64", "language" not in (name if callable(cell) else cell))
         print(json.dumps({"cell": name} | record(cell)), flush=True)
@@ -275,7 +277,7 @@ def records(tree, names, renamed=""):
 
 
 def with_new_names(value, renamed):
-    """Returns JSON with some keys renamed."""
+    """Returns JSON in which some keys are renamed."""
     if isinstance(value, dict):
         return {renamed.get(k, k): with_new_names(each, renamed) for k, each in value.items()}
     return [with_new_names(each, renamed) for each in value] if isinstance(value, list) else value
@@ -294,12 +296,12 @@ def differences(before, after, path=()):
 
 
 def is_exact(path):
-    """Returns True if a difference at the path has no exception."""
+    """Returns True if a difference at the path does not have an exception."""
     return path[:1] not in FREE or any(name.endswith(MEASURED) for name in path)
 
 
 def measured(found):
-    """Yields the files with metrics and scores in records, and the keys of their rows."""
+    """Yields the files with metrics and scores in the records, and the keys of the files' rows."""
     for each in found.values():
         for file, content in each["contents"].items():
             if file.endswith(MEASURED):

@@ -1,4 +1,5 @@
-"""An environment on the host whose observation counts the steps, so that each number is known."""
+"""Defines an environment on the host whose observation counts the steps, so that each number is
+known."""
 
 import gymnasium
 import jax
@@ -16,9 +17,9 @@ SEEN = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 class Clock:
-    """Environment that observes its seed and the time.
+    """Environment whose observation is its seed and the time.
 
-    Ends at 3, or is truncated there if `cut`.
+    An episode terminates at time 3, or is truncated there if `cut` is set.
     """
 
     def __init__(self, seeds, cut=False, fault=None):
@@ -41,7 +42,7 @@ class Clock:
         over = self.time == 3
         self.time = np.where(over, 0, self.time + 1)
         ends = (self.time == 3) & ~over
-        reward = np.where(over, 1e6, 1.0 * self.time)  # a reward that no sample may use
+        reward = np.where(over, 1e6, 1.0 * self.time)  # no sample may use the reward of this step
         return PoolStep(self.seen(), reward, ends & (not self.cut), ends & self.cut)
 
     def close(self):

@@ -1,7 +1,8 @@
-"""Settings for all tests: eight CPU devices, no silent rank promotion, a compilation cache.
+"""Configures all tests: eight CPU devices, no silent rank promotion, a compilation cache.
 
-Test programs are small and run for milliseconds: nearly all of the time is compilation. Disabling
-XLA's optimisation halves it, and the older code generator for fusions halves it again.
+Programs in the tests are small and run for milliseconds: nearly all of the time is compilation.
+Disabling XLA's optimisation halves the compilation time, and the older code generator for fusions
+halves it again.
 """
 
 import ctypes
@@ -16,16 +17,16 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_backend_optimization_level=0",
-        # jaxlib 0.11 rejects this flag and would not start.
+        # jaxlib 0.11 rejects this flag and does not start with it
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
     ]
 )
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests want eight devices
-# No test reads the source location of an operation, and recording locations takes time.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests need eight devices
+# No test uses the source location of an operation, and recording locations takes time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
-# gymnax imports seaborn, and no test draws with seaborn; notebooks and the installed package import
-# the real seaborn.
+# The module gymnax imports seaborn, and no test draws with seaborn; notebooks and the installed
+# package import the real seaborn.
 sys.path.insert(0, str(Path(__file__).parent / "stubs"))
 
 import costs
@@ -40,8 +41,8 @@ gc.set_threshold(100_000, 20, 20)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# JAX writes a cache entry in place, and another worker that reads it meanwhile gets half of it:
-# each worker has its own cache folder.
+# JAX writes a cache entry in place, and another worker that reads the entry meanwhile gets half of
+# it: each worker has its own cache folder.
 CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", Path(__file__).parent.parent / ".jax_cache")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 jax.config.update("jax_compilation_cache_dir", str(Path(CACHE, WORKER)))
@@ -50,12 +51,14 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 LIBC = ctypes.CDLL(None)
-# MiB that a worker may use between two tests; whatever is freed must be traced and read again.
+# memory in MiB that a worker may use between two tests; freed programs must be traced and loaded
+# again
 ROOM = 4000
 
 
 def held():
-    """Returns the resident memory of this process in MiB; 0 if the system does not report it."""
+    """Returns the resident memory of this process in MiB; 0 if the system does not report
+    memory."""
     status = Path("/proc/self/statm")
     return (
         int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -66,17 +69,18 @@ def held():
 
 @pytest.fixture
 def memory_held():
-    """Returns the function that reads resident memory in MiB, if the system reports it."""
+    """Returns the function that reads resident memory in MiB, if the system reports memory."""
     if not held():
         pytest.skip("the system does not report what a process holds")
     return held
 
 
 class Freeing:
-    """Clears the caches of a module after its tests, and compiled programs when memory is high.
+    """Plugin that clears the caches of a module after its tests, and compiled programs when memory
+    is high.
 
-    It does not clear more often: all tests share small programs, and compiling them takes a second
-    or two.
+    The plugin does not clear caches more often: all tests share small programs, and compiling them
+    takes a second or two.
     """
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -90,7 +94,7 @@ class Freeing:
             jax.clear_caches()
             gc.collect()
             if hasattr(LIBC, "malloc_trim"):
-                LIBC.malloc_trim(0)  # return free pages to the system
+                LIBC.malloc_trim(0)  # returns free pages to the system
         return result
 
 
@@ -100,7 +104,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Registers plugins for doctests too: a hook in this file would cover this folder only."""
+    """Registers plugins, also for doctests: a hook function in this file would cover this folder
+    only."""
     config.pluginmanager.register(Freeing())
     config.pluginmanager.register(costs.Costs(config.getoption("--strict-skips")))
     if config.getoption("--results") and not hasattr(config, "workerinput"):
@@ -115,20 +120,23 @@ def started_backend():
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """Returns `finished(name, folder)`, which copies a finished run, see `finished.py`."""
+    """Returns a function `finished(name, folder)`, which copies a finished run, see
+    `finished.py`."""
     base = tmp_path_factory.getbasetemp()
     return finished_runs.Finished((base.parent if WORKER else base) / "finished")
 
 
 @pytest.fixture
 def trace_only(monkeypatch):
-    """Replaces compilation by tracing, see `shapes.py`; the numbers of such a run mean nothing."""
+    """Replaces compilation by tracing, see `shapes.py`; the numbers of a traced run have no
+    meaning."""
     shapes.trace_only(monkeypatch)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Saves coverage at once: a worker that frees programs slowly is killed before it can."""
+    """Saves coverage immediately: a worker that frees programs slowly is killed before the usual
+    time."""
     if "coverage" in sys.modules:
         measuring = sys.modules["coverage"].Coverage.current()
         if measuring is not None:
@@ -137,12 +145,13 @@ def pytest_sessionfinish():
 
 
 class Begun(Exception):
-    """Raised once a run has written its configuration and would start."""
+    """Raised once a run has written its configuration and would start training."""
 
 
 @pytest.fixture
 def written_down(monkeypatch):
-    """Returns `written_down(main, arguments)`, a run that stops once `config.json` is written."""
+    """Returns a function `written_down(main, arguments)`, which stops a run once `config.json` is
+    written."""
 
     def stop(*_, **__):
         raise Begun
@@ -159,7 +168,7 @@ def written_down(monkeypatch):
 
 @pytest.fixture
 def no_compilation(monkeypatch):
-    """Fails if a script compiles: it must refuse bad input before that."""
+    """Fails if a script compiles a program: the script must refuse bad input before compilation."""
 
     def refuse(job):
         raise AssertionError("compiled")

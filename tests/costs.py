@@ -1,7 +1,8 @@
-"""Costs of each test: its processor time, and the number of programs that it compiles.
+"""Measures the cost of each test: its processor time, and the number of programs that it compiles.
 
-Every test run prints the ten most expensive files. A test that is not slow fails if it compiles
-more than four programs of .3 s, unless `MANY_PROGRAMS` names it: compilation is most of its cost.
+Every test run prints the ten test files with the highest costs. A test that is not marked slow
+fails if it compiles more than four programs of .3 s, unless `MANY_PROGRAMS` names the test:
+compilation is most of a test's cost.
 """
 
 import collections
@@ -13,13 +14,14 @@ import timeit
 import jax
 import pytest
 
-MOST = 4  # programs that one test may compile
-LARGE = 0.3  # seconds of processor time to compile a program, on a machine whose pace is `PACE`
-PACE = 0.005  # seconds of a fixed computation, see `slowness`
-# Fast tests whose subject is the agreement of many programs.
+MOST = 4  # largest number of programs that one test may compile
+# Seconds of processor time that count as compiling a program, on a machine whose pace is `PACE`.
+LARGE = 0.3
+PACE = 0.005  # seconds that a fixed computation takes, see `slowness`
+# Fast tests that check the agreement of many programs.
 MANY_PROGRAMS: set[str] = set()
-# Accepted reasons to skip where all extras of `make test` are installed. Any other reason means
-# that something is not tested.
+# Accepted reasons to skip a test where all extras of `make test` are installed. Any other reason
+# means that a feature is not tested.
 EXPECTED_SKIPS = (
     *(f"No module named '{suite}'" for suite in ("craftax", "mujoco_playground", "xminigrid")),
     *(f"No module named '{extra}'" for extra in ("reasoning_gym", "wandb")),
@@ -33,7 +35,8 @@ paused = [False]
 
 @contextlib.contextmanager
 def uncounted():
-    """Excludes programs compiled inside from the test's count: other tests use them too."""
+    """Excludes programs compiled inside from the test's count, because other tests use the programs
+    too."""
     before, paused[0] = paused[0], True
     try:
         yield
@@ -42,7 +45,8 @@ def uncounted():
 
 
 def slowness() -> float:
-    """Returns how much slower this machine is today than one whose pace is `PACE`, at least 1."""
+    """Returns how much slower this machine is today than a machine whose pace is `PACE`, at least
+    1."""
     return max(
         1.0, min(timeit.repeat("sum(i * i for i in range(10**5))", number=1, repeat=9)) / PACE
     )
@@ -55,7 +59,7 @@ def processor_time() -> float:
 
 
 class Costs:
-    """Pytest plugin for the workers and for the process that reports."""
+    """Pytest plugin for the worker processes and for the process that reports."""
 
     def __init__(self, strict: bool):
         self.strict, self.large, self.lowered = strict, 0, 0.0
@@ -65,7 +69,8 @@ class Costs:
         jax.monitoring.register_event_duration_secs_listener(self.listen)
 
     def listen(self, event: str, _: float, **__: object) -> None:
-        # Wall time would also count the work of other processes.
+        # Processor time is measured, because wall time would also count the work of other
+        # processes.
         if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
             self.lowered = time.process_time()
         elif event == "/jax/core/compile/backend_compile_duration":

@@ -1,6 +1,7 @@
-"""Tiny checkpoints of each pretrained family, with odd sizes, as `transformers` writes them.
+"""Writes tiny checkpoints of each pretrained family, with odd sizes, in the form that
+`transformers` writes.
 
-Weights depend only on the name of a tensor, so that any program can make them again.
+Weights depend only on the name of a tensor, so that any program can compute them again.
 """
 
 import json
@@ -31,7 +32,7 @@ SIZES = {
 }
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGS = {
-    # The former spelling of RoPE; the slow frequencies are stretched.
+    # The configuration has the former spelling of RoPE; the slow frequencies are stretched.
     "llama": SIZES
     | {
         "model_type": "llama",
@@ -42,7 +43,7 @@ CONFIGS = {
         "rope_scaling": STRETCHED | {"rope_type": "llama3", "original_max_position_embeddings": 64},
         "tie_word_embeddings": False,
     },
-    # SmolLM2 is a Llama whose head size is width / heads, with one key head for all queries.
+    # SmolLM2 is a Llama whose head size is width / heads, here with one key head for all queries.
     "smollm2": SIZES
     | {
         "model_type": "llama",
@@ -90,7 +91,7 @@ CONFIGS = {
         "tie_word_embeddings": True,
     },
 }
-# Inputs of both libraries: rows of random words, the second with padding on the left, and a chat.
+# Both libraries get rows of random words, of which the second has padding on the left, and a chat.
 LENGTH, NEW = 70, 64
 MESSAGES = [
     {"role": "system", "content": "w8 w9"},
@@ -151,7 +152,8 @@ def weight(name: str, shape: list[int], family: str) -> np.ndarray:
 
 
 def write(folder: Path, name: str, **changed) -> Path:
-    """Writes a checkpoint: config, weights (some sharded or in bfloat16), tokenizer, template."""
+    """Writes a checkpoint: config, weights (some of them sharded or in bfloat16), tokenizer,
+    template."""
     config = {key: value for key, value in (CONFIGS[name] | changed).items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -161,7 +163,7 @@ def write(folder: Path, name: str, **changed) -> Path:
         for key, shape in shapes_of(config).items()
     }
     if name in SHARDED:
-        # A checkpoint with mixed types: its last file is in float32.
+        # In a checkpoint with mixed types, the last file is in float32.
         names = sorted(tensors)
         parts = [names[i::3] for i in range(3)]
         files = [f"model-{i + 1:05d}-of-00003.safetensors" for i in range(3)]
@@ -184,7 +186,7 @@ def write(folder: Path, name: str, **changed) -> Path:
 def write_tokenizer(folder: Path) -> None:
     """Writes a tokenizer: words `w4`, `w5`, … and four special tokens.
 
-    PAD ends too, as in Qwen 3.
+    The token PAD also ends a text, as in Qwen 3.
     """
     special = ["<unk>", "<end>", "<pad>", "<bos>"]
     words = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, 97))])}

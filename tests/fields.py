@@ -1,4 +1,5 @@
-"""For every switch and size of every config, a change that alters the result of a few steps."""
+"""Lists, for every switch and size of every config, a change that alters the result of a few
+steps."""
 
 import dataclasses
 
@@ -46,11 +47,12 @@ NATURAL = {
     "fisher_stride": {"fisher_stride": 2},
     "num_microbatches": {"num_microbatches": 2},
 }
-# Curvature from every eighth row is so inaccurate that the line search refuses the first candidate.
+# Curvature from every eighth row is so inaccurate that the line search refuses its first candidate.
 REFUSED = {"fisher_stride": 8, "damping": 1e-3, "max_kl": 0.1}
 PENALISED = {"penalty": "adaptive", "kl_coefficient": 3.0, "target_kl": 1e-4}
 REFERRED = {"reference_kl_coefficient": 5.0}
-# Maps a field to its change, or to the two settings to compare if it has no effect at the base.
+# Maps a field to its change, or to the two settings to compare if the field has no effect at the
+# base.
 CASES = {
     "reinforce": (
         reinforce,
@@ -168,7 +170,8 @@ IN_GROUPS = (
 
 
 def shared_with_grpo(name):
-    """Returns the fields that a method without a critic shares with GRPO, whose cases test them."""
+    """Returns the fields that a method without a critic shares with GRPO, whose cases test these
+    fields."""
     records = (
         group_config.GradientSteps,
         group_config.Clip,
@@ -184,8 +187,8 @@ def shared_with_grpo(name):
     return inherited & {f.name for f in dataclasses.fields(grpo.Config)}
 
 
-# Fields that an algorithm passes to code covered by another algorithm's cases; `discount_per` needs
-# a dialogue: test_dialogue_runs.
+# Fields that an algorithm passes to code covered by another algorithm's cases; the field
+# `discount_per` needs a dialogue, see test_dialogue_runs.
 STEP_SIZES = {"optimizer", "schedule", "warm_up_iterations", "decay_iterations"}
 HANDED_ON = {
     "reinforce": {"lambda_", "estimator", "n_steps", "normalize_advantage", "discount_per"}

@@ -1,4 +1,4 @@
-"""Finished runs of each kind, made once per test run; every test that reads one copies it.
+"""Makes finished runs of each kind once per test run; every test that uses a run copies it.
 
 control     PPO on CartPole-v1, two seeds, ten iterations, observations normalised, TensorBoard
 language    PPO on one-digit addition, two seeds, three iterations, two samples
@@ -51,7 +51,7 @@ SWEEP = [
 
 
 def pretrained(out: Path) -> int:
-    """Makes the folder of the model beside the run."""
+    """Writes the model and the prompts of a pretrained run into a folder beside the run."""
     import folders
 
     place = out.parent / "place"
@@ -63,7 +63,7 @@ def pretrained(out: Path) -> int:
 
 
 def make(name: str, out: Path) -> None:
-    """Makes the run with this name."""
+    """Trains the run with a name."""
     from jaxrl_po.cli import launch, sweep
 
     makers = {
@@ -77,7 +77,7 @@ def make(name: str, out: Path) -> None:
 
 
 class Finished:
-    """`finished("control", folder)` copies the run of that name to a new folder.
+    """Callable `finished("control", folder)`, which copies the run of that name to a new folder.
 
     Args:
       root: Folder that all workers share.
@@ -90,9 +90,9 @@ class Finished:
         out = self.root / name / "run"
         out.parent.mkdir(parents=True, exist_ok=True)
         with (out.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for the one that makes the run
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait for the worker that makes the run
             if not (out.parent / "made").exists():
-                shutil.rmtree(out, ignore_errors=True)  # remains of a failed attempt
+                shutil.rmtree(out, ignore_errors=True)  # remains of an earlier attempt that failed
                 with uncounted():
                     make(name, out)
                 (out.parent / "made").touch()

@@ -1,4 +1,4 @@
-"""A tiny pretrained folder with prompts for it, and the flags of small runs over it."""
+"""Writes a tiny pretrained folder with prompts, and lists the flags of small runs over it."""
 
 import json
 
@@ -31,7 +31,7 @@ def write_rows(path, rows):
 
 
 def write_place(folder):
-    """Writes a tiny pretrained model and prompts for it into a folder."""
+    """Writes a tiny pretrained model and prompts for the model into a folder."""
     families.write(folder / "model", "qwen2")
     write_rows(folder / "rows.jsonl", ROWS)
     return folder
@@ -47,7 +47,8 @@ def arguments(place, out, *further):
     ]
 
 
-# A model with tools. A call is one word, so that a random policy makes many calls.
+# Flags of runs over a model with tools. A tool call is one word, so that a random policy makes many
+# calls.
 CALLS = {
     "guess0": '{"name":"guess","arguments":{"number":0}}',
     "guess1": '{"name":"guess","arguments":{"number":1}}',
@@ -83,7 +84,7 @@ TOOL_ROWS = [
 
 
 def write_tools(folder):
-    """Writes a model with tools and prompts for it into a folder."""
+    """Writes a model with tools, and prompts for the model, into a folder."""
     model = families.write(folder / "model", "qwen2", vocab_size=len(WORDS), num_hidden_layers=1)
     rules = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")

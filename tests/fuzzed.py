@@ -1,4 +1,4 @@
-"""The functions that `test_fuzz` calls, their arguments, and laws that their results obey."""
+"""Lists the functions that `test_fuzz` calls, their arguments, and laws that their results obey."""
 
 import functools
 import json
@@ -62,14 +62,15 @@ class Row(NamedTuple):
 
     Attributes:
       call: Function of arrays, one array for each kind.
-      kinds: Kinds of the arguments; values where a `mask` is False are replaced by NaN, and no
-        result may change.
-      shapes: Shapes of all arguments but the numbers.
-      out: Shape of the result, given the shapes of the arguments; None if leaves differ in shape.
+      kinds: Kinds of the arguments; values where a `mask` is False are replaced by NaN, and results
+        must not change.
+      shapes: Shapes of all arguments that are not single numbers.
+      out: `(*shapes) -> shape`, the result's shape for the shapes of the arguments; None if leaves
+        differ in shape.
       law: `(outputs, *arguments) -> None`, asserts a property that holds for any input.
-      differentiate: Number of leading arguments for which the sum of the outputs has a finite
-        gradient.
-      compiled: False for functions that use NumPy.
+      differentiate: Number of leading arguments; the sum of the outputs has a finite gradient with
+        respect to each of them.
+      compiled: False for functions that use NumPy and cannot be compiled.
     """
 
     call: Callable
@@ -104,7 +105,7 @@ def bounded_step(root, direction, scale):
 
 
 def bowl(slope, kl):
-    """Returns a surrogate and a KL that become non-finite beyond 1e9."""
+    """Returns a surrogate and a KL that are not finite beyond 1e9."""
     return lambda x: (
         jnp.where(jnp.abs(x).max() > 1e9, jnp.nan, jnp.sum(slope * x)),
         jnp.sum(jnp.square(kl * x)),

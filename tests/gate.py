@@ -1,11 +1,11 @@
-"""Runs every wrong program against the tests named for it, in parallel: `make gate`.
+"""Runs every wrong program against the tests that must notice it, in parallel: `make gate`.
 
     python tests/gate.py                     # all; an interrupted call on the same files continues
     python tests/gate.py --changed=HEAD~3    # those whose module or killing test changed since
     python tests/gate.py 'the first turn counts'
 
-Exits with 1 if a wrong program survives. The tests of each file first pass on the correct program.
-`--results=FILE` writes the result of the call, see `counts`.
+The script exits with 1 if a wrong program survives. The tests of each file must first pass on the
+correct program. The flag `--results=FILE` writes the result of the call, see `counts`.
 """
 
 import argparse
@@ -29,15 +29,15 @@ from wrong_programs import WRONG
 TESTS = ROOT / "tests"
 FOLDER = ROOT / ".gate"
 SOUND = "the program as it is"
-LIMIT = 600.0  # seconds of processor time for one trial
+LIMIT = 600.0  # seconds of processor time that one trial may take
 
 
 class Trial(NamedTuple):
-    """Tests of one file on one program.
+    """Trial that runs tests of one file on one program.
 
     Attributes:
       wrong: Wrong program under test; None for the correct program.
-      tests: Files or node ids in this folder.
+      tests: Test files or node ids in this folder.
     """
 
     wrong: Wrong | None
@@ -45,12 +45,13 @@ class Trial(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Returns the key under which results are stored."""
+        """Key under which the trial's results are stored."""
         return (self.wrong.name if self.wrong else SOUND, " ".join(self.tests))
 
 
 def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
-    """Returns the trials of each test file, longest list first; the correct program comes first."""
+    """Returns the trials of each test file, longest list first; each list begins with the correct
+    program."""
     by_file = collections.defaultdict(list)
     for wrong in chosen:
         for test in wrong.tests:
@@ -62,7 +63,7 @@ def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
 
 
 def helpers(file: str) -> set[str]:
-    """Returns a file and all files of this folder that it imports, directly or indirectly."""
+    """Returns a file and all files of this folder that the file imports, directly or indirectly."""
     found, ahead = set(), [file]
     while ahead:
         name = ahead.pop()
@@ -83,7 +84,8 @@ def git(*arguments: str) -> str:
 
 
 def changed_since(commit: str) -> list[Wrong]:
-    """Returns wrong programs that are new or whose module or test changed since a commit."""
+    """Returns the wrong programs that are new or whose module or test has changed since a
+    commit."""
     files = {*git("diff", "--name-only", commit).split()}
     files |= {*git("ls-files", "--others", "--exclude-standard").split()}
     tests = {f.removeprefix("tests/") for f in files}
@@ -160,9 +162,9 @@ def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
     """Returns how many wrong programs were killed, how many survive, and how many have no verdict.
 
     Returns:
-      `passed`: Wrong programs that each of their tests killed. `failed`: Wrong programs that a test
-      let pass, and sets of tests that fail on the correct program. `skipped`: Wrong programs that
-      were not chosen, or not reached by an interrupted call.
+      `passed`: Wrong programs that every named test killed. `failed`: Wrong programs that a named
+      test let pass, and sets of tests that fail on the correct program. `skipped`: Wrong programs
+      that were not chosen, or that an interrupted call did not reach.
     """
     words: dict[str, set[str]] = collections.defaultdict(set)
     for (name, tests), outcome in found.items():
@@ -179,7 +181,7 @@ def counts(found: dict[tuple[str, str], Outcome]) -> dict[str, int]:
 
 
 def report(found: dict[tuple[str, str], Outcome], chosen: list[Wrong]) -> bool:
-    """Prints the table of kills and its errors; returns True without errors."""
+    """Prints the table of kills and errors; returns True without errors."""
     table: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     survivors = []
     for wrong in chosen:
@@ -224,7 +226,7 @@ def main() -> None:
     try:
         run_all(chosen, found, path, arguments.workers)
     finally:
-        if result is not None:  # seconds of this call only
+        if result is not None:  # seconds of this call, without earlier calls
             result.write(**counts(found), trials=len(found), trials_of_earlier_calls=len(earlier))
     sys.exit(not report(found, chosen))
 
@@ -232,7 +234,7 @@ def main() -> None:
 def run_all(
     chosen: list[Wrong], found: dict[tuple[str, str], Outcome], path: Path, workers: int
 ) -> None:
-    """Runs the trials that are not in `found`, and adds their outcomes to `found` and to a file."""
+    """Runs the trials that are not in `found`; adds their outcomes to `found` and to a file."""
     lists = [
         [trial for trial in trials_of_file if trial.key not in found]
         for trials_of_file in trials(chosen)

@@ -1,4 +1,4 @@
-"""Tiny GGUF files, as llama.cpp's converter makes them from a folder, and their folders."""
+"""Writes tiny GGUF files, as llama.cpp's converter makes them from a folder, and the folders."""
 
 import json
 import math
@@ -18,7 +18,7 @@ CORPUS = [
     "naïve café 中文字 中文 日本語 🙂🙂 it's the the the said said",
 ]
 SPECIAL, PLAIN = ["<|endoftext|>", "<|start|>", "<|end|>"], "<think>"
-LAST = "[PAD]"  # a row of the embedding that stands for no token
+LAST = "[PAD]"  # a row of the embedding that does not stand for a token
 TEMPLATE = (
     "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
@@ -29,7 +29,7 @@ MESSAGES = [
     {"role": "user", "content": "And 1/3?"},
 ]
 NUMERALS = "½ ² ٣ Ⅷ 9²"
-# Texts that different tokenizers split differently.
+# Texts that the pre-tokenizers split differently.
 ODD = [
     "",
     "12345 1 22 333 4444, 3.14159 and 1,000,000",
@@ -60,7 +60,8 @@ def pre_tokenizer(pre):
 
 
 def write_tokenizer(folder, pre):
-    """Writes special tokens first, as in SmolLM, then BPE tokens and an added ordinary token."""
+    """Writes a tokenizer: special tokens first, as in SmolLM, then BPE tokens and an added ordinary
+    token."""
     rules = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=pre == "llama-bpe"))
     rules.pre_tokenizer = pre_tokenizer(pre)
     if pre == "qwen2":
@@ -87,7 +88,8 @@ def write_tokenizer(folder, pre):
 
 
 def write_folder(folder, name, pre, **changed):
-    """Writes a `families` checkpoint in float32 with such a tokenizer and an extra row."""
+    """Writes a checkpoint of `families` in float32 with the tokenizer of `write_tokenizer` and an
+    extra row."""
     folder.mkdir(parents=True)
     size = write_tokenizer(folder, pre) + 1
     kept = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -199,11 +201,12 @@ def write(path, folder, pre, *, kinds=None, change=lambda tensors: None, **chang
 
     Args:
       path: Path of the file.
-      folder: Folder whose tensors are replaced by their rounded values where the file rounds them.
-      pre: Name of the pre-tokenizer in the file.
-      kinds: `{part of a tensor's name: type}`; other tensors are in float32.
-      change: `({name: (data, type)}) -> None`, changes the tensors of the file in place.
-      **changed: Entries of the file, with `__` for a dot; None omits an entry.
+      folder: Folder of the checkpoint; its tensors are replaced by rounded values where the GGUF
+        file rounds them.
+      pre: Name of the pre-tokenizer in the GGUF file.
+      kinds: `{part of a tensor's name: type}`; tensors that no part matches are in float32.
+      change: `({name: (data, type)}) -> None`, changes the file's tensors in place.
+      **changed: Metadata entries of the GGUF file, with `__` for a dot; None omits an entry.
     """
     kinds = kinds or {}
     config = json.loads((folder / "config.json").read_text())
@@ -238,7 +241,7 @@ def write(path, folder, pre, *, kinds=None, change=lambda tensors: None, **chang
 
 
 def quantised(array, kind):
-    """Returns the data in the file, and the numbers that the data represent."""
+    """Returns the quantised data for the file, and the numbers that the data represent."""
     if kind == "F32":
         return array, array
     if kind == "F16":
@@ -248,6 +251,6 @@ def quantised(array, kind):
         return half.view(np.uint8), half
     assert kind == "Q8_0"
     data = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
-    blocks = data.reshape(len(array), -1, 34)  # a scale and 32 numbers of eight bits
+    blocks = data.reshape(len(array), -1, 34)  # a block has a scale and 32 numbers of eight bits
     scale, numbers = blocks[..., :2].copy().view(np.float16), blocks[..., 2:].view(np.int8)
     return data, (scale.astype(np.float32) * numbers).reshape(array.shape)

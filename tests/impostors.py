@@ -1,6 +1,7 @@
 """Runs tests on a changed module in a forked child, which has imported no module of this library.
 
-The parent imports third-party libraries once, except gymnax, which starts a backend when it is
+The parent process imports third-party libraries once, except gymnax, which starts a backend when it
+is
 imported: a process with threads cannot fork.
 """
 
@@ -34,11 +35,12 @@ OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
 class Outcome(NamedTuple):
-    """Outcome of the tests of a child.
+    """Outcome of the tests in a child process.
 
     Attributes:
-      word: "passed", "failed", "late" (out of processor time), or "broken" (failed elsewhere).
-      seconds: Seconds of processor time, which does not depend on the load of the machine.
+      word: "passed", "failed", "late" (out of processor time), or "broken" (failed outside the
+        tests).
+      seconds: Seconds of processor time, which do not depend on the load of the machine.
     """
 
     word: str
@@ -46,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class Impostor(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Importer that loads a changed syntax tree for every import of its module."""
+    """Importer that loads a changed syntax tree whenever its module is imported."""
 
     def __init__(self, module: str, tree: ast.Module):
         self.module, self.tree = module, tree
@@ -68,7 +70,7 @@ class Replace:
 
     @pytest.hookimpl
     def pytest_collection(self):
-        # The impostor comes before pytest's own importer, which loads the files named on its
+        # The impostor precedes pytest's own importer, which loads the files named on pytest's
         # command line.
         if self.impostor is not None:
             sys.meta_path.insert(0, self.impostor)
@@ -76,19 +78,21 @@ class Replace:
 
 
 def path_of(module: str) -> str:
-    """Returns the file of a `jaxrl_po` module, or of an `experiments` module named in full."""
+    """Returns the file of a `jaxrl_po` module, or of an `experiments` module given by its full
+    name."""
     place = "" if module.startswith(SCRIPTS) else "jaxrl_po/"
     return str(ROOT / f"{place}{module.replace('.', '/')}.py")
 
 
 def name_of(module: str) -> str:
-    """Returns the name that imports a module: scripts share modules by their plain names."""
+    """Returns the name under which a module is imported: scripts import modules beside them by
+    plain names."""
     return module.rpartition(".")[2] if module.startswith(SCRIPTS) else f"jaxrl_po.{module}"
 
 
 def prepare() -> None:
-    """Applies the settings of the parent."""
-    # No thread of JAX runs yet, because no backend has been started.
+    """Applies the settings of the parent process."""
+    # No thread of JAX runs at this point, because no backend has been started.
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
@@ -102,14 +106,15 @@ def start(
     worker: str = "",
     log: str = os.devnull,
 ) -> int:
-    """Forks a child that runs tests up to the first failure; returns its process id.
+    """Forks a child that runs tests up to the first failure; returns the child's process id.
 
     Args:
-      impostor: Changed module, if any.
-      tests: Files or node ids.
-      limit: Seconds of processor time.
-      worker: Name of a worker, whose children run one after another and share compiled programs.
-      log: File for the output of the child.
+      impostor: Changed module, or None.
+      tests: Test files or node ids.
+      limit: Limit of processor time in seconds.
+      worker: Name of the worker; children of one worker run one after another and share compiled
+        programs.
+      log: File for the child's output.
     """
     child = os.fork()
     if child:
@@ -126,7 +131,7 @@ def start(
 
 
 def finished(child: int = -1) -> tuple[int, Outcome]:
-    """Waits for a given child, or for any child."""
+    """Waits for a child process with an id, or for any child."""
     child, status, usage = os.wait4(child, 0)
     named = {pytest.ExitCode.OK: "passed", pytest.ExitCode.TESTS_FAILED: "failed"}
     word = "late" if os.WIFSIGNALED(status) else named.get(os.WEXITSTATUS(status), "broken")

@@ -1,4 +1,5 @@
-"""Every algorithm on every kind of problem; a new one is a line of `ALGORITHMS` and `CASES`."""
+"""Builds every algorithm on every kind of problem; a new algorithm is a line of `ALGORITHMS` and
+`CASES`."""
 
 import dataclasses
 from functools import cache
@@ -49,7 +50,8 @@ def control_problem(name, axis_name):
 
 
 def everything_problem(axis_name):
-    """Builds a problem with memory, masks, two choices, byte images, a critic that sees more."""
+    """Builds a problem with memory, masks, two choices, byte images, and a critic that observes
+    more than the actor."""
     return control.make_problem(
         Everything(),
         num_envs=NUM_ROWS,
@@ -63,12 +65,12 @@ def everything_problem(axis_name):
 def language_problem():
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
-    dtype = jnp.zeros(()).dtype  # float32, or float64 if it is enabled
+    dtype = jnp.zeros(()).dtype  # float32, or float64 where it is enabled
     model, critic = (
         sizes.build(task.tokenizer.size, outputs=outputs).clone(dtype=dtype) for outputs in (0, 1)
     )
-    # Each right token earns credit: a random policy gets no complete answer right, and no group
-    # would be informative.
+    # Each right token earns credit: a random policy never gets a complete answer right, so that no
+    # group would be informative.
     return language.make_problem(
         task,
         model,
@@ -82,7 +84,7 @@ def language_problem():
 
 
 def learned_problem():
-    """Builds a problem with actor, critic, reward model, and for `ppo-reference` a reference."""
+    """Builds a problem with actor, critic, reward model, and a reference for `ppo-reference`."""
     task = language.tasks.addition(1, zero_pad=False)
     sizes = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
     dtype = jnp.zeros(()).dtype
@@ -156,7 +158,8 @@ PROBLEMS = {
         gymnax.make("CartPole-v1")[0], num_envs=NUM_ROWS, num_steps=8, num_states=2, horizon=8
     ),
     "table": lambda axis_name: tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False),
-    # With a teacher, and with a sampler that differs slightly from the policy and lags behind.
+    # The problem has a teacher, and a sampler that differs slightly from the policy and lags behind
+    # it.
     "mismatch": lambda axis_name: taught(
         imprecise(tabular_problem(num_prompts=NUM_ROWS, group_size=4, dense=False), staleness=2)
     ),
@@ -291,7 +294,8 @@ def make(algorithm, problem, axis_name=None, given=None, **changes):
 
 @cache
 def jitted(algorithm, problem):
-    """Returns `init(key)` and `step(config, state)`; tracing numbers lets tests share programs."""
+    """Returns jitted `init(key)` and `step(config, state)`; numbers are traced, so that tests share
+    programs."""
     module, _ = ALGORITHMS[algorithm]
     instance = PROBLEMS[problem](None)
 

@@ -1,6 +1,6 @@
-"""Memory networks written from their papers in NumPy, one row and one step at a time.
+"""Implements memory networks from their papers in NumPy, one row and one step at a time.
 
-They have no mask, no cache and no batch.
+The networks have no mask, no cache and no batch.
 
 GTrXL: Parisotto et al. 2019 (arXiv:1910.06764), with the position biases of Raffel et al. 2020
 (arXiv:1910.10683). GRU: Cho et al. 2014 (arXiv:1406.1078), with the candidate's bias as in cuDNN.
@@ -25,7 +25,8 @@ def norm(params, x):
 
 
 def gate(params, x, y):
-    """Computes a gate; `W_r, U_r, W_z, U_z, W_n, U_n` count from 0; the bias of W_z is −b."""
+    """Computes a gate; the parameters `W_r, U_r, W_z, U_z, W_n, U_n` are numbered from 0; the bias
+    of W_z is −b."""
     w_r, u_r, w_z, u_z, w_n, u_n = (params[f"Dense_{i}"] for i in range(6))
     r = sigmoid(dense(w_r, y) + dense(u_r, x))
     z = sigmoid(dense(w_z, y) + dense(u_z, x))
@@ -33,7 +34,7 @@ def gate(params, x, y):
 
 
 def layer(params, x, past):
-    """Computes a layer at one step x `[H]`, given the steps before it, most recent first."""
+    """Computes a layer at one step x `[H]`, from the steps before x, most recent first."""
     heads, size = len(params["bias"]), len(x)
     d = size // heads
     seen = [norm(params["LayerNorm_0"], each) for each in (x, *past)]
@@ -54,7 +55,8 @@ def layer(params, x, past):
 
 
 def transformer(params, episode, window):
-    """Computes the output of an episode's last step `[t, D]`; a layer sees `window` past steps."""
+    """Computes the output of an episode's last step `[t, D]`; a layer attends to `window` past
+    steps."""
     stream = [dense(params["Dense_0"], x) for x in episode]
     for number in itertools.takewhile(lambda i: f"Layer_{i}" in params, itertools.count()):
         stream = [
@@ -77,7 +79,7 @@ def gru(params, episode, window):
 
 
 def outputs(memory, params, features, begins, final, window):
-    """Returns outputs `[T, B, H]` of each step, and of `final` one step later."""
+    """Returns outputs `[T, B, H]` of each step, and outputs of `final` one step later."""
     steps, rows, _ = features.shape
     found, follow = ([[None] * rows for _ in range(steps)] for _ in range(2))
     for t, row in itertools.product(range(steps), range(rows)):

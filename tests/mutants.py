@@ -1,14 +1,16 @@
-"""Mutation tests of the numerical modules: tests should notice each small change to the code.
+"""Tests the tests of the numerical modules by mutation: tests should notice each small change to
+the code.
 
     python tests/mutants.py                          # all mutants: half an hour on one core
     python tests/mutants.py losses masked            # all mutants of two modules
     python tests/mutants.py --sample=20 --seed=1     # 20 mutants of each module
     python tests/mutants.py --least=0.9              # exits with 1 if fewer are killed
 
-Each mutant is compiled from the changed syntax tree and replaces its module in a forked child,
-which has imported third-party libraries but no module of ours. The child runs the module's doctests
-and tests up to the first failure. A mutant that takes several times as long as the original counts
-as killed. Strings, annotations, decorators, chex assertions and `raise` statements do not change.
+Each mutant is compiled from the changed syntax tree and replaces its module in a forked child
+process, which has imported third-party libraries but no module of this package. The child process
+runs the module's doctests and tests up to the first failure. A mutant that takes several times as
+long as the original program counts as killed. Strings, annotations, decorators, chex assertions and
+`raise` statements are not mutated.
 """
 
 import argparse
@@ -60,17 +62,17 @@ NAMES = {
     "zeros_like": "ones_like",
     "expm1": "exp",
 }
-# Calls that are replaced by their first argument, or (`where`) by either branch.
+# Calls that are replaced by their first argument; a call of `where` by each of its two branches.
 DROPPED = {"stop_gradient", "clip", "square", "sqrt", "psum", "astype", "flip", "where"}
 
 
 class Mutant(NamedTuple):
-    """Single change of a module.
+    """Mutant of a module, made by a single change.
 
     Attributes:
       line: Line number of the change.
-      change: Description `before → after`.
-      tree: Syntax tree of the complete changed module.
+      change: Description of the change as `before → after`.
+      tree: Syntax tree of the complete mutated module.
     """
 
     line: int
@@ -89,9 +91,9 @@ def name_of(call: ast.expr) -> str:
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields alternatives to a node.
+    """Yields the nodes that may replace a node.
 
-    Nodes that an alternative reuses are shared with the original.
+    Nodes that a replacement reuses are shared with the original tree.
     """
     match node:
         case ast.Compare(left, [op], right):
@@ -125,7 +127,7 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def sites(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes that may be mutated, parents first."""
+    """Yields the nodes of a tree that may be mutated, parents first."""
     match node:
         case ast.Expr(ast.Constant()) | ast.Raise() | ast.Import() | ast.ImportFrom():
             return
@@ -148,7 +150,7 @@ def sites(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Put(ast.NodeTransformer):
-    """Transformer that replaces one node by another."""
+    """Transformer that replaces one node of a tree by another node."""
 
     def __init__(self, place: ast.AST, node: ast.AST):
         self.place, self.node = place, node
@@ -158,7 +160,7 @@ class Put(ast.NodeTransformer):
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Returns all mutants of a module, in the order of its text.
+    """Returns all mutants of a module, in the order of the module's text.
 
     >>> program = "def f(x: int = 1) -> int:\\n    return -x if x < 2 else x"
     >>> [(mutant.line, mutant.change) for mutant in mutants(program)]
@@ -180,12 +182,13 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def files_of(module: str) -> list[str]:
-    """Returns the module, for its doctests, and its test files."""
+    """Returns the file of a module, for its doctests, and the module's test files."""
     return [path_of(module), *(str(ROOT / "tests" / f"{name}.py") for name in TESTS[module])]
 
 
 def examine(module: str, sample: int | None, seed: int) -> tuple[int, int]:
-    """Runs the tests on the mutants of a module and prints survivors; returns `(killed, all)`."""
+    """Runs the tests on the mutants of a module and prints the survivors; returns `(killed,
+    all)`."""
     source = Path(path_of(module)).read_text(encoding="utf-8")
     _, (word, seconds) = finished(start(None, files_of(module), 600.0))
     if word != "passed":

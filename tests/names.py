@@ -1,4 +1,4 @@
-"""Names that a program reads from modules, found without running it."""
+"""Finds the names that a program reads from modules, without running the program."""
 
 import ast
 import importlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
-# Packages outside this repository whose names are checked; others may not be installed.
+# Packages outside this repository whose names are checked; other packages may not be installed.
 FAMILIAR = {"flax", "gymnax", "jax", "numpy", "optax"}
 MAGIC = re.compile(r"^\s*[%!].*$", re.M)
 
@@ -18,9 +18,9 @@ MAGIC = re.compile(r"^\s*[%!].*$", re.M)
 def missing(code: str) -> list[str]:
     """Returns the names that a program imports, reads or passes and that do not exist.
 
-    These are imported names, attributes of modules and of classes of the package, and keywords of
-    its functions and classes. A name that a function or the program rebinds does not stand for a
-    module there.
+    The checked names are imported names, attributes of modules and of classes of the package, and
+    keywords of its functions and classes. A name that a function or the program assigns again does
+    not stand for a module there.
 
     Example:
       >>> missing("from jaxrl_po import losses as l, losts; l.cispo, l.cisco")
@@ -58,13 +58,14 @@ def _import(node: ast.AST, bound: dict[str, object]) -> list[str]:
 
 
 def _is_known(module: str) -> bool:
-    """Returns whether names of a module are checked: familiar ones and files of this repository."""
+    """Returns whether names of a module are checked: modules of known packages and files of this
+    repository are."""
     first = module.partition(".")[0]
     if first in FAMILIAR or first == "jaxrl_po":
         return True
     spec = importlib.util.find_spec(first) if first else None
     origin = Path(spec.origin or "") if spec is not None else Path()
-    # Packages installed in the virtual environment lie below the root too.
+    # Packages installed in the virtual environment are below the repository's root too.
     return origin.is_relative_to(ROOT) and "site-packages" not in origin.parts
 
 
@@ -79,11 +80,12 @@ def _module(name: str) -> ModuleType | None:
 
 
 def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
-    """Returns attributes and keywords that a scope, or one inside it, uses and that do not exist.
+    """Returns attributes and keywords that a scope, or a scope inside it, uses and that do not
+    exist.
 
     Args:
       scope: Program or function.
-      bound: `{name: value}` imported outside.
+      bound: `{name: value}`, names imported outside the scope.
     """
     own, inner = _parts(scope)
     anew = {node.arg for node in own if isinstance(node, ast.arg)}
@@ -105,7 +107,7 @@ def _read(scope: ast.AST, bound: dict[str, object]) -> list[str]:
 def _has(value: object, name: str) -> bool:
     """Returns whether a module or class of the package has an attribute.
 
-    Returns True for any other value.
+    For values that are not modules or classes of the package the result is True.
     """
     if isinstance(value, type) and _is_ours(value):
         return hasattr(value, name) or name in getattr(value, "__dataclass_fields__", {})
@@ -117,7 +119,8 @@ def _is_ours(value: object) -> bool:
 
 
 def _keywords(value: object) -> set[str] | None:
-    """Returns the keywords of a function or record of the package; None if it takes any."""
+    """Returns the keywords of a function or record of the package; None if it accepts any
+    keyword."""
     if not callable(value) or not _is_ours(value):
         return None
     try:
@@ -130,7 +133,8 @@ def _keywords(value: object) -> set[str] | None:
 
 
 def _parts(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """Returns a scope's nodes outside nested functions, and the functions directly inside it."""
+    """Returns the nodes of a scope outside nested functions, and the functions directly inside the
+    scope."""
     own: list[ast.AST] = []
     inner: list[ast.AST] = []
     ahead = list(ast.iter_child_nodes(scope))

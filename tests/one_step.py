@@ -1,4 +1,5 @@
-"""One step of gradient descent of any method, and the weights of its terms in NumPy."""
+"""Takes one step of gradient descent with any method, and computes the weights of its terms in
+NumPy."""
 
 import functools
 
@@ -17,7 +18,7 @@ from jaxrl_po.types import ActorCritic
 
 WITH_CRITIC = tabular_problem(num_prompts=8, num_steps=8)
 IN_GROUPS = taught(imprecise(tabular_problem(num_prompts=4, group_size=4, dense=False)))
-# One program per method: numbers that the tests set are traced, these settings are static.
+# Each method has one program: numbers that the tests set are traced, and these settings are static.
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 FIT = {"value_epochs": 1, "value_minibatches": 1, "normalize_advantage": False}
 BASE = {
@@ -37,7 +38,7 @@ TESTED: set[tuple[str, str]] = set()
 
 
 def number(fields, *algorithms):
-    """Parametrises a test over methods and records which of their fields it covers."""
+    """Parametrises a test over methods and records which of the methods' fields it covers."""
     TESTED.update((name, field) for name in algorithms for field in fields.split())
     return pytest.mark.parametrize("algorithm", algorithms)
 
@@ -57,9 +58,10 @@ def perturbed(params, size, seed):
 
 @functools.cache
 def situation(problem):
-    """Returns parameters to improve, the reference, and a batch that other parameters sampled."""
+    """Returns parameters to improve, reference parameters, and a batch that other parameters
+    sampled."""
     old, collector = problem.init(jax.random.key(0))
-    # ratios beyond both bounds of every clip
+    # the ratios exceed both bounds of every clip
     key = jax.random.key(24 if problem is IN_GROUPS else 1)
     batch = jax.jit(problem.collect)(old, collector, key)[1]
     assert 0.2 < float((~batch.mask).mean()) < 0.8
@@ -131,7 +133,7 @@ def minus(a, b):
     return jax.tree.map(jnp.subtract, a, b)
 
 
-# Building blocks of the expected values.
+# Building blocks of the expected gradients.
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -150,7 +152,7 @@ def _gradients(problem, policy, reference, batch, weight):
 
 
 def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
-    """Computes `∇ Σ w x` for the policy.
+    """Computes the gradient `∇ Σ w x` for the policy.
 
     The symbol x is log π of the action, the entropy, or KL(`frm` ‖ policy).
     """
@@ -162,7 +164,7 @@ def gradient(algorithm, weight, of="log_prob", at=None, frm=None):
 
 
 def value_gradient(algorithm, weight):
-    """Computes `∇ Σ w v` over the parameters of the critic."""
+    """Computes the gradient `∇ Σ w v` over the parameters of the critic."""
     problem = problem_of(algorithm)
     params, _, batch = situation(problem)
     weight = jnp.asarray(weight, jnp.float32)
@@ -173,7 +175,7 @@ def value_gradient(algorithm, weight):
 
 @functools.cache
 def arrays(problem):
-    """Returns the batch in NumPy, with values and current and reference log-probabilities."""
+    """Returns the batch in NumPy, with values and with current and reference log-probabilities."""
     params, reference, batch = situation(problem)
     distribution, value = problem.apply(params, batch.inputs)
     names = ("reward", "value", "next_value", "terminated", "truncated", "mask", "score")
@@ -200,7 +202,8 @@ def known(algorithm):
 
 
 def weights(algorithm):
-    """Computes a step's weight in the mean: equal for all, equal for rows, or over a constant."""
+    """Computes a step's weight in the mean: equal for all steps, equal for all rows, or divided by
+    a constant."""
     mask = known(algorithm).mask
     if algorithm in ("grpo", "gspo", "sapo", "gmpo"):
         return mask / mask.sum(1, keepdims=True) / len(mask)
@@ -239,7 +242,7 @@ def n_step(k, gamma, n):
 
 
 def in_group(k, outcome, epsilon=1e-6):
-    """Computes `(R − mean) / (std + ε)` of each group, for every step."""
+    """Computes `(R − mean) / (std + ε)` within each group, for every step."""
     groups = outcome.reshape(k.score.shape)
     relative = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + epsilon)
     return np.broadcast_to(relative.reshape(-1, 1), k.mask.shape)

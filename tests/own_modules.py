@@ -1,4 +1,5 @@
-"""Flax modules as users write them: constants beside parameters, and modules that are refused."""
+"""Defines Flax modules as users write them: constants beside parameters, and modules that are
+refused."""
 
 import flax.linen as nn
 import jax
@@ -6,11 +7,12 @@ import jax.numpy as jnp
 
 from jaxrl_po.distributions import Categorical
 
-SIZE = 4  # size of CartPole's observations
+SIZE = 4  # number of features in CartPole's observation
 
 
 class Scaled(nn.Module):
-    """Module that multiplies observation features by a vector: drawn, or an argument."""
+    """Module that multiplies observation features by a vector, which is drawn or passed as an
+    argument."""
 
     baked: tuple[float, ...] | None = None
 
@@ -87,7 +89,7 @@ class Noisy(nn.Module):
 
 
 class Through(nn.Module):
-    """Module with a layer on the observation, before the head."""
+    """Module with a layer that processes the observation before the head."""
 
     layer: nn.Module
     head: nn.Module

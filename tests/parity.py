@@ -1,6 +1,7 @@
-"""Compares our pretrained models with `transformers`, live; `make parity` runs it.
+"""Compares this library's pretrained models with `transformers`, by running both; `make parity`
+runs the comparison.
 
-`python tests/parity.py --write` stores the logits of `transformers` for `make test`.
+The command `python tests/parity.py --write` stores the logits of `transformers` for `make test`.
 """
 
 import argparse
@@ -29,13 +30,13 @@ ROWS = 2
 
 
 class Comparison(NamedTuple):
-    """Results of both libraries, B = `ROWS`.
+    """Results of this library and of `transformers`, B = `ROWS`.
 
     Attributes:
-      ours: Our logits `[B, N, V]`, float32.
+      ours: Logits of this library `[B, N, V]`, float32.
       theirs: Logits of `transformers` `[B, N, V]`, float32.
       seen: Mask `[B, N]`, bool, False for padding.
-      greedy: Our most likely tokens, `[B, T]`, padded after an end.
+      greedy: Most likely tokens of this library, `[B, T]`, padded after an end.
       their_greedy: Most likely tokens of `transformers`, `[B, T]`, padded after an end.
     """
 
@@ -52,16 +53,17 @@ class Comparison(NamedTuple):
 
 
 def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Comparison:
-    """Reads a folder with both libraries and runs both.
+    """Loads a folder with both libraries and runs both models.
 
     Args:
-      folder: Folder of the model, or its GGUF file.
+      folder: Folder of the model, or GGUF file of the model.
       length: Number N of tokens in a prompt; a quarter of the tokens in the second row are padding.
       new_tokens: Number T of generated tokens.
-      seed: Seed of the tokens.
+      seed: Seed of the random tokens.
 
     Raises:
-      ConfigError: This library cannot read the folder, or `transformers` finds other tensors in it.
+      ConfigError: This library cannot load the folder, or `transformers` finds other tensors in the
+        folder.
     """
     torch, theirs = importlib.import_module("torch"), _theirs(folder)
     loaded = pretrained.load(folder)
@@ -104,7 +106,7 @@ def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Com
 
 
 def _theirs(folder: Path) -> Any:
-    """Returns the model of `transformers`."""
+    """Returns the model that `transformers` loads."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     place, given = (folder.parent, {"gguf_file": folder.name}) if folder.is_file() else (folder, {})
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -119,8 +121,8 @@ def _theirs(folder: Path) -> Any:
 
 
 def held(name: str, folder: Path) -> dict:
-    """Asserts parity; returns the numbers that `make test` compares with."""
-    import transformers  # `make test` does not need transformers
+    """Asserts parity; returns the numbers to which `make test` compares its results."""
+    import transformers  # not imported above, because `make test` does not need transformers
 
     families.write(folder, name)
     found = compare(folder, length=LENGTH, new_tokens=NEW)
@@ -128,7 +130,7 @@ def held(name: str, folder: Path) -> dict:
     np.testing.assert_array_equal(found.greedy, found.their_greedy, name)
     loaded, again = pretrained.load(folder), folder.parent / f"{name}-again"
     pretrained.save(again, *loaded)
-    # `transformers` 4 reads only the former spelling of RoPE.
+    # Version 4 of `transformers` accepts only the former spelling of RoPE.
     for spelling in ("rope_parameters", "former"):
         exported = compare(again, length=LENGTH, new_tokens=1)
         np.testing.assert_allclose(
@@ -171,8 +173,8 @@ def published() -> None:
     assert rendered == reader.apply_chat_template(
         ggufs.MESSAGES, tokenize=False, add_generation_prompt=True
     )
-    # Their reader of GGUF files uses GPT-2's pre-tokenizer, whichever the file names; the
-    # difference is visible where numerals are not digits of the vocabulary.
+    # The GGUF reader of `transformers` always uses GPT-2's pre-tokenizer; the difference is visible
+    # where numerals are not digits of the vocabulary.
     for text in (*(text for text in ggufs.ODD if text != ggufs.NUMERALS), rendered):
         ours = loaded.tokenizer.encode(text)
         assert ours == reader.encode(text, add_special_tokens=False), text

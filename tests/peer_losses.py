@@ -1,9 +1,10 @@
-"""Losses and gradients of TRL, verl and prime-rl on one small batch, computed by their own code.
+"""Computes losses and gradients of TRL, verl and prime-rl on one small batch, by their own code.
 
     python tests/peer_losses.py VERL PRIME_RL    # their sources, where torch and TRL are installed
 
-It writes `golden_losses.json`, which `test_peer_losses.py` compares with our methods. It imports
-nothing from this library, and runs only the files with losses of verl and prime-rl.
+The script writes `golden_losses.json`, which `test_peer_losses.py` compares with this library's
+methods. The script imports no module of this library, and runs only the files with losses of verl
+and prime-rl.
 """
 
 import collections
@@ -34,7 +35,7 @@ def batch():
     teacher = np.minimum(now + rng.normal(0.0, 1.0, shape), -0.01)
     reference = np.minimum(now + rng.normal(0.0, 0.5, shape), -0.01)
     sampler[0, 0], sampler[1, 1] = old[0, 0] - 2.0, old[1, 1] + 0.9 * -old[1, 1]
-    old[3, 0], now[3, 0] = np.log(0.02), np.log(0.7)  # a ratio of 35
+    old[3, 0], now[3, 0] = np.log(0.02), np.log(0.7)  # one token has a ratio of 35
     mask = np.arange(5)[None, :] < np.array([5, 3, 4, 2, 5, 1])[:, None]
     reward = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 1.0])
     groups = reward.reshape(2, 3)
@@ -61,7 +62,7 @@ def near_old(data):
 
 
 def load(path, **modules):
-    """Loads a module from its file, with stand-ins for its imports."""
+    """Loads a module from its file, with stand-ins for the modules that it imports."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     eager = mock.patch.object(torch, "compile", return_value=lambda function: function)
@@ -71,7 +72,7 @@ def load(path, **modules):
 
 
 class ActorConfig(types.SimpleNamespace):
-    """The part of verl's configuration that its losses read."""
+    """Part of verl's configuration that verl's losses read."""
 
     global_batch_info = {}  # noqa: RUF012
     clip_ratio_low = clip_ratio_high = None
@@ -231,9 +232,10 @@ def main(verl, prime_rl):
 
     share = types.SimpleNamespace(kl_cov_ratio=0.2, ppo_kl_coef=0.7)
     clip = {"clip_ratio": 0.2, "clip_ratio_c": 1e6}
-    # prime-rl drops tokens whose probability fell by more than 0.2; this batch has no such token.
+    # prime-rl drops tokens whose probability fell by more than 0.2; the batch has no such token
     near = data | {"sampler": near_sampler(data)}
-    # verl selects its tokens by the new policy, we by the old one; here both select the same.
+    # verl selects its tokens by the new policy, this library by the old policy; on this batch both
+    # select the same tokens
     moved_little = data | {"old": near_old(data)}
     cases = {
         "trl sapo": of_trl(GRPOTrainer, data, "sapo"),

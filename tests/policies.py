@@ -1,4 +1,5 @@
-"""A categorical and a Gaussian policy that are linear in the observation, and their mean KL."""
+"""Defines a categorical and a Gaussian policy that are linear in the observation, and their mean
+KL."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,5 @@
-"""PPO with a KL penalty to a reference as one method, for suites that run over all methods."""
+"""Defines PPO with a KL penalty to a reference as one method, for suites that run over all
+methods."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Environments with known values in gymnax's interface, and training on them."""
+"""Defines environments with known values in gymnax's interface, and trains on them."""
 
 import functools
 
@@ -26,7 +26,8 @@ class Params(environment.EnvParams):
 
 
 class Probe(environment.Environment):
-    """One cue in {−1, +1}, redrawn at each reset; subclasses define reward and termination."""
+    """Environment with one cue in {−1, +1}, redrawn at each reset; subclasses define reward and
+    termination."""
 
     num_actions = 2
 
@@ -61,32 +62,36 @@ class Probe(environment.Environment):
 
 
 class AlwaysTruncated(Probe):
-    """Reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ), found only by bootstrapping."""
+    """Environment with reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ), found only by
+    bootstrapping."""
 
 
 class AlwaysTerminated(Probe):
-    """Reward 1, over after one step: V = 1; the limit never matters."""
+    """Environment with reward 1 whose episodes terminate after one step: V = 1; the time limit has
+    no effect."""
 
     def terminated(self, state):
         return jnp.bool_(True)
 
 
 class CueReward(AlwaysTerminated):
-    """The reward is the cue: V(cue) = cue."""
+    """Environment whose reward is the cue: V(cue) = cue."""
 
     def reward(self, state, action):
         return state.cue
 
 
 class MatchCue(AlwaysTerminated):
-    """Reward 1 for the action that names the cue: the best return is 1, chance gets ½."""
+    """Environment with reward 1 for the action that names the cue: the best return is 1, a random
+    policy gets ½."""
 
     def reward(self, state, action):
         return (action == (state.cue > 0)).astype(jnp.float32)
 
 
 class MatchCueContinuous(AlwaysTerminated):
-    """Reward −(a − cue / 2)², with a box of half range 1: the best mean action is half the cue."""
+    """Environment with reward −(a − cue / 2)² and a box of half range 1: the best mean action is
+    half the cue."""
 
     num_actions = 1
 
@@ -98,19 +103,20 @@ class MatchCueContinuous(AlwaysTerminated):
 
 
 class NanReward(Probe):
-    """Rewards that are not numbers: every update must be skipped."""
+    """Environment whose rewards are NaN: every update must be skipped."""
 
     def reward(self, state, action):
         return jnp.float32(jnp.nan)
 
 
 def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
-    """A problem without an environment, for tests of the layers above: it compiles in a second.
+    """Builds a problem without an environment, for tests of the layers above: its program compiles
+    in a second.
 
-    The state at step t is (context + t) mod 6, whatever was done; action 0 ends the row, and a row
-    that never ends is truncated. A row's raw score is 1 if it has at least three steps. The reward
-    is a fixed table of state and action (dense), or the score at the end. The strata are the
-    contexts. Policy and value are small networks on fixed features.
+    The state at step t is (context + t) mod 6, independent of the actions; action 0 ends the row,
+    and a row without action 0 is truncated. A row's raw score is 1 if it has at least three steps.
+    The reward is a fixed table of state and action (dense), or the row's score at the end. The
+    strata are the contexts. Policy and value are small networks on fixed features.
     """
     states, actions, width = 6, 4, 5
     table_key, feature_key = jax.random.split(jax.random.key(42))
@@ -176,7 +182,8 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
 
 
 def imprecise(problem, size=0.3, staleness=0):
-    """The same actions, as if their sampler had had other log-probabilities, by up to `size`."""
+    """Returns the problem with log-probabilities that differ from the sampler's by up to `size`;
+    actions are unchanged."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -188,19 +195,20 @@ def imprecise(problem, size=0.3, staleness=0):
 
 
 def taught(problem):
-    """The problem with another initial policy as its teacher."""
+    """Returns the problem with another initial policy as its teacher."""
     return with_teacher(problem, problem.init(jax.random.key(9))[0]._replace(value=None))
 
 
 def one_piece(init, step):
-    """A learner whose iteration cannot be taken apart: `sample` gives an empty batch."""
+    """Returns a learner whose iteration cannot be split: `sample` gives an empty batch."""
     empty = Batch(**dict.fromkeys(Batch._fields))._replace(metrics={})
     return Learner(init, lambda state: (state, empty), lambda state, batch: step(state))
 
 
 @functools.cache
 def program(module, problem, iterations):
-    """Numbers of a config are traced: configs that differ only in numbers share a program."""
+    """Returns a program in which a config's numbers are traced: configs that differ only in numbers
+    share the program."""
 
     @jax.jit
     def run(config, key):
@@ -223,7 +231,8 @@ def train(module, config, problem, iterations):
 
 
 def accuracy(problem, params):
-    """Share of the cues that the mode names, and the lowest log-probability of a right action."""
+    """Returns the share of cues that the policy's mode names, and the lowest log-probability of a
+    right action."""
     distribution, _ = problem.apply(params, jnp.array([[-1.0], [1.0]]))
     return float((distribution.mode() == jnp.array([0, 1])).mean()), float(
         distribution.log_prob(jnp.array([0, 1])).min()

@@ -1,7 +1,8 @@
-"""Habits that make prose hard to read: `python tests/prose.py jaxrl_po` lists each place.
+"""Counts habits that make prose hard to read: `python tests/prose.py jaxrl_po` lists each place.
 
-Prose are docstrings, comments and the help texts of fields. A reader meets a sentence alone, in
-`grep`, `help()` or `--help`; each habit points to a word elsewhere. `test_prose.py` holds limits.
+Prose consists of docstrings, comments and the help texts of fields. A reader meets a sentence
+alone, in `grep`, `help()` or `--help`; each of the habits points to a word elsewhere. The test file
+`test_prose.py` holds the limits of the habits.
 """
 
 import ast
@@ -28,7 +29,7 @@ VERBLESS = re.compile(r"(What|Whether|How|Where|That|Of|With|By)\b")
 
 
 def texts(source):
-    """Yields `(kind, line number, text)` of the prose in a module; functions have the kind "f"."""
+    """Yields `(kind, line number, text)` for the prose in a module; functions have the kind "f"."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTION)) and ast.get_docstring(node):
             text = re.sub(r">>>.*|^ *\.\.\..*$", "", ast.get_docstring(node), flags=re.M)
@@ -43,7 +44,8 @@ def texts(source):
 
 
 def habits(kind, text):
-    """Yields `(habit, row, occurs)`: each phrase that occurs, each entry, and the summary."""
+    """Yields `(habit, row, occurs)` for each phrase that occurs, for each entry, and for the
+    summary."""
     inside = False
     for row, line in enumerate(text.splitlines()):
         yield from ((name, row, True) for name, p in PHRASES.items() for _ in p.findall(line))
@@ -56,7 +58,8 @@ def habits(kind, text):
 
 
 def measure(sources):
-    """Returns `{habit: rate}` over `{file: text}` of some modules, and the places of all habits."""
+    """Returns `{habit: rate}` over `{file: text}` of several modules, and the places of all
+    habits."""
     words, seen, places = 0, [], []
     for file, source in sources.items():
         for kind, start, text in texts(source):
@@ -71,7 +74,7 @@ def measure(sources):
 
 
 def read(folder):
-    """Returns `{file: text}` of the modules in a folder of the repository."""
+    """Returns `{file: text}` for the modules in a folder of the repository."""
     return {file: (ROOT / file).read_text(encoding="utf-8") for file in listed(f"{folder}/**/*.py")}
 
 

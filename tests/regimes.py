@@ -1,4 +1,4 @@
-"""Inputs of fuzzed functions: for each kind of argument a few regimes, drawn by numpy."""
+"""Draws inputs of fuzzed functions with NumPy: a few regimes for each kind of argument."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def reals(huge, tiny=1e-40):
 
 
 def numbers(*values):
-    """Returns a regime with one of these numbers, the same for all elements."""
+    """Returns a regime that takes one of several numbers for all elements."""
     return {"one": lambda rng, _: rng.choice(values)}
 
 
@@ -56,9 +56,9 @@ HOLES = {
     "all": lambda rng, shape: np.full(shape, np.nan),
 } | reals(1e30)
 KINDS: dict[str, dict[str, Callable]] = {
-    "reward": reals(1e30),  # rewards are only added
+    "reward": reals(1e30),  # larger numbers are allowed, since rewards are only added
     "value": reals(1e18),  # squared
-    "advantage": reals(1e25),  # advantages are multiplied by a ratio
+    "advantage": reals(1e25),  # numbers are smaller, since advantages are multiplied by a ratio
     "log_prob": LOG_PROB,
     "flag": MASK,
     "mask": MASK,

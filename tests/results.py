@@ -1,7 +1,7 @@
-"""Result of a complete run of `make slow` or `make gate`, one JSON object in a file.
+"""Writes the result of a complete run of `make slow` or `make gate`, one JSON object in a file.
 
-Notes of issues quote the file. It is written at the end of the run, even if the run fails or is
-interrupted; the file of an earlier run is deleted at the start.
+Notes of issues quote the result file. The file is written at the end of the run, even if the run
+fails or is interrupted; the file of an earlier run is deleted at the start.
 """
 
 import json
@@ -15,10 +15,10 @@ ROOT = Path(__file__).parent.parent
 
 
 class Result:
-    """A run that has started on a commit.
+    """Result of a run that has started on a commit.
 
     Attributes:
-      path: File that receives the result.
+      path: File to which the result is written.
     """
 
     def __init__(self, path: str | Path, root: Path = ROOT):
@@ -36,7 +36,8 @@ class Result:
         self.begun = time.monotonic()
 
     def write(self, *, passed: int, failed: int, skipped: int, **others: object) -> None:
-        """Writes commit, numbers and seconds since the start; `others` are additional entries."""
+        """Writes commit, numbers and seconds since the start; `others` are additional entries of
+        the result."""
         counts = {"passed": passed, "failed": failed, "skipped": skipped}
         seconds = {"seconds": round(time.monotonic() - self.begun)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,16 +46,16 @@ class Result:
 
 
 class Results:
-    """Pytest plugin that writes the result of a run, in the process that reports it."""
+    """Pytest plugin that writes the result of a test run, in the process that reports."""
 
     def __init__(self, path: str):
         self.result = Result(path)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes the numbers of tests.
+        """Writes the numbers of passed, failed and skipped tests.
 
-        An error outside a test, such as in a fixture, counts as a failure.
+        An error outside a test, for example in a fixture, counts as a failed test.
         """
         stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
         passed, failed, errors, skipped = (

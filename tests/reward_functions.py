@@ -1,6 +1,6 @@
-"""Reward functions for tests: a correct function, and one for each way to fail.
+"""Defines reward functions for tests: a correct function, and one function for each way to fail.
 
-They run in a worker process; no test imports them.
+The reward functions run in a worker process; no test imports them.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ def exact(prompts, completions, **columns):
 
 
 def digits(completions, **columns):
-    return [completion.isdecimal() for completion in completions]  # booleans in place of floats
+    # The returned list has booleans in place of floats.
+    return [completion.isdecimal() for completion in completions]
 
 
 def right(prompt):
@@ -52,13 +53,13 @@ def scalar(completions, **columns):
 
 
 def abstains(prompts, completions, **columns):
-    """Abstains from the completion `31` and from prompts with a 9."""
+    """Abstains from the completion `31` and from prompts that contain a 9."""
     rows = zip(prompts, completions, strict=True)
     return [None if "9" in prompt or text == "31" else 1.0 for prompt, text in rows]
 
 
 def strict(prompts, completions, **columns):
-    """Scores as `exact`, and abstains from the prompts with a 9."""
+    """Scores like `exact`, and abstains from prompts that contain a 9."""
     right = exact(prompts, completions)
     return [None if "9" in p else score for p, score in zip(prompts, right, strict=True)]
 
@@ -107,7 +108,7 @@ def runs_text(completions, **columns):
 
 
 def columns_of(prompts, completions, completion_ids, **columns):
-    """Checks its input: returns 1 where columns and ids are as they should be."""
+    """Checks its input: returns 1 where columns and ids have the expected values."""
     return [
         float(c == a and len(i) == len(c) + 1)
         for c, a, i in zip(completions, columns["answer"], completion_ids, strict=True)

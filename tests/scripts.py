@@ -1,4 +1,4 @@
-"""Runs scripts as a user does, and reads the files that a run wrote."""
+"""Runs scripts as a user does, and reads the files that a run has written."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ LIMITED += (
 
 
 def surroundings():
-    """Returns the environment of a script: all processes share the compilation cache."""
+    """Returns the environment variables of a script: all processes share the compilation cache."""
     return {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -36,8 +36,8 @@ def start(script, *arguments, limit=None):
     """Starts a script in a separate process, whose files may grow to `limit` bytes."""
     begin = [] if limit is None else ["-c", LIMITED, str(limit)]
     command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    # A program whose file is cut off at the limit would stay in the cache, damaged, for every other
-    # test.
+    # A program whose file is cut off at the limit would remain in the cache, damaged, for every
+    # other test.
     environment = surroundings() | (
         {} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     )
@@ -47,13 +47,13 @@ def start(script, *arguments, limit=None):
 
 
 def finish(process):
-    """Returns exit status, standard output and errors."""
+    """Waits for a script; returns its exit status, standard output and errors."""
     output, errors = process.communicate(timeout=400)
     return process.returncode, output, errors
 
 
 def lines(out):
-    """Returns the lines of metrics, without timings."""
+    """Returns the metrics of a run's lines, without timings."""
     rows = read(out / "metrics.jsonl")
     return [
         {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
@@ -61,7 +61,7 @@ def lines(out):
 
 
 def saved(out):
-    """Returns every stored checkpoint, bit by bit."""
+    """Returns every stored checkpoint of a run, bit by bit."""
     stored = {}
     for kind in ("latest", "best"):
         with Store(out / "checkpoints" / kind) as store:

@@ -1,6 +1,7 @@
-"""Runs whose programs are traced and not compiled.
+"""Replaces compilation by tracing, for runs whose numbers do not matter.
 
-Files, flags, messages and shapes of such a run are as in a real run; its numbers mean nothing.
+Files, flags, messages and shapes of a traced run are the same as in a real run; its numbers have no
+meaning.
 """
 
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 
 
 class Traced:
-    """Stand-in for a compiled program: it returns zeros with the traced shapes."""
+    """Stand-in for a compiled program, which returns zeros with the traced shapes."""
 
     def __init__(self, function, *arguments, out_shardings=None, **_):
         self.shapes = jax.eval_shape(function, *arguments)
@@ -28,7 +29,7 @@ class Traced:
 
 
 def zeros(shape):
-    """Returns zeros of a shape, which may be a shape of keys."""
+    """Returns zeros of a shape, which may be a shape of PRNG keys."""
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jnp.asarray(np.zeros(shape.shape, shape.dtype))
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))

@@ -1,8 +1,9 @@
-"""Size and coupling of the code: `python tests/size.py`; `test_size.py` holds the limits.
+"""Measures size and coupling of the code: `python tests/size.py`; `test_size.py` holds the limits.
 
-A code line holds a token that is not a comment, a docstring or a blank. The run layer is `run/`
-and `cli/`. An import pair is a pair of files: each name is resolved to the file that
-defines it, also through a package, lazy or not, and through `package.name` in the code.
+A code line has at least one token that is not a comment, a docstring or a blank. The folders `run/`
+and `cli/` form the run layer. An import pair is a pair of files: each imported name is resolved to
+the file that defines it, also through a package, lazy or not, and through `package.name` in the
+code.
 """
 
 import ast
@@ -22,12 +23,12 @@ def is_text(node):
 
 
 def docstrings(tree):
-    """Returns the string statements of a module, its classes and functions."""
+    """Returns the string statements of a module, of its classes and of its functions."""
     return [x.value for x in ast.walk(tree) if isinstance(x, ast.Expr) and is_text(x.value)]
 
 
 def code_rows(text):
-    """Returns the numbers of the lines that hold code."""
+    """Returns the numbers of the lines that contain code."""
     rows = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if tokenize.tok_name[token.type] not in QUIET:
@@ -38,7 +39,7 @@ def code_rows(text):
 
 
 def listed(*patterns):
-    """Returns the files that match, relative to the project's root."""
+    """Returns the files that match a pattern, relative to the project's root."""
     return sorted(p.relative_to(ROOT).as_posix() for each in patterns for p in ROOT.glob(each))
 
 
@@ -53,11 +54,12 @@ def dotted(file):
 
 
 def imported(source, package=""):
-    """Returns the dotted names that a module imports anywhere, or writes in a string.
+    """Returns the dotted names that a module imports anywhere, or mentions in a string.
 
     Args:
       source: Text of the module.
-      package: Name of the package whose `__init__` it is; strings may name modules within it.
+      package: Name of the package if the module is its `__init__`; strings may name modules of that
+        package.
     """
     tree, names = ast.parse(source), set()
     quiet = set(map(id, docstrings(tree)))
@@ -112,7 +114,7 @@ def in_cycles(edges):
 def pairs(trees):
     """Returns the files whose definitions each file imports."""
     module = {dotted(file): file for file in trees}
-    # maps (module, name) to the file that defines it, or to the name it is imported from
+    # maps (module, name) to the file that defines the name, or to the name that it is imported from
     names = {}
     for file, tree in trees.items():
         for node in tree.body:
@@ -163,7 +165,8 @@ def loose_signature(function):
 
 
 def large_records(layer, trees):
-    """Returns the classes except settings with more than 14 fields, counting inherited fields."""
+    """Returns the classes with more than 14 fields, inherited fields included; records of settings
+    do not count."""
     classes = {x.name: x for tree in trees.values() for x in ast.walk(tree) if isinstance(x, CLASS)}
 
     def fields(node):
@@ -180,7 +183,7 @@ def large_records(layer, trees):
 
 
 def figures():
-    """Returns `{name: figure}`."""
+    """Returns all measurements as `{name: figure}`."""
     files = listed("jaxrl_po/**/*.py")
     text = {f: (ROOT / f).read_text() for f in files}
     tree = {f: ast.parse(t) for f, t in text.items()}

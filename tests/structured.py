@@ -1,4 +1,4 @@
-"""Environments with structured observations, legal actions and several choices at once."""
+"""Defines environments with structured observations, legal actions and several choices at once."""
 
 import types
 
@@ -17,7 +17,7 @@ class Structured(AlwaysTruncated):
     """Environment with a byte image, a vector, a critic-only part, and one legal action of four.
 
     The legal action depends on the state alone, through the sign of the cue and the parity of the
-    time, so that a policy that ignores the mask plays it one time in four.
+    time, so that a policy that ignores the mask plays a legal action one time in four.
     """
 
     num_actions = 4
@@ -70,10 +70,11 @@ class TwoChoices(AlwaysTerminated):
 
 
 class Everything(Probe):
-    """Environment with structured observations, legal actions, two choices, wider critic.
+    """Environment with structured observations, legal actions, two choices and additional
+    observations for the critic.
 
     The reward is 1 for each choice that names the cue, which is shown only at the start; the second
-    of its three options is never legal.
+    of three options is never legal.
     """
 
     def observation(self, state):

@@ -1,4 +1,4 @@
-"""Every task beside an independent version in plain Python: patterns, answers, a verifier."""
+"""Describes every task by an independent version in plain Python: patterns, answers, a verifier."""
 
 import functools
 import re
@@ -18,13 +18,13 @@ def texts(task, tokens):
 
 
 class Case(NamedTuple):
-    """A task, and an independent description: pattern of prompts, right answers, equal problems."""
+    """Task with an independent description: pattern of prompts, right answers, equal problems."""
 
     task: tasks.Task
-    prompt: str  # pattern that a prompt matches
-    answer: Callable[[re.Match], str] | None  # None if several answers are right
+    prompt: str  # pattern that every prompt matches
+    answer: Callable[[re.Match], str] | None  # None if a problem has several right answers
     problem: Callable[[re.Match], Hashable]
-    shape: str = r"\d+"  # pattern that an answer matches
+    shape: str = r"\d+"  # pattern that every answer matches
     scratch: bool = False
 
 
@@ -92,7 +92,7 @@ def cases():
     }
 
 
-# Another size of a kind that is already listed, which takes seconds.
+# Another size of a listed kind of task, whose test takes seconds.
 SLOW = "countdown, two places"
 EVERY = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in cases()]
@@ -100,7 +100,8 @@ EVERY = pytest.mark.parametrize(
 
 
 def postfix(text, width):
-    """Returns the numbers and the value of a postfix expression, or None if it is not one."""
+    """Returns the numbers and the value of a postfix expression, or None if the text is not a
+    postfix expression."""
     stack, used = [], []
     while text:
         if re.match(rf"\d{{{width}}}", text):
@@ -117,7 +118,7 @@ def postfix(text, width):
 
 
 def judge(case, prompt, row):
-    """Returns whether a completion parses, and whether it is right."""
+    """Returns whether a completion parses, and whether the completion is right."""
     eos, pad = case.task.tokenizer.eos, case.task.tokenizer.pad
     row = row.tolist()
     if eos not in row or pad in row[: row.index(eos)] or set(row[row.index(eos) + 1 :]) - {pad}:
@@ -152,7 +153,7 @@ def sampler(name):
 @functools.cache
 def drawn(name, seed=0):
     """Returns `COUNT` prompts and demonstrations of each split, the train split first."""
-    # Threefry takes three times as long to compile.
+    # the default generator, Threefry, takes three times as long to compile
     keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), COUNT)
     return jax.tree.map(np.asarray, sampler(name)(keys))
 

@@ -1,4 +1,4 @@
-"""The ablation and the language benchmark."""
+"""Tests the ablation and the language benchmark."""
 
 import functools
 import itertools
@@ -34,7 +34,7 @@ def test_each_row_adds_one_switch():
 
 
 def result(name, accuracy, batches):
-    """Two seeds, evaluations at iterations 0, 10 and 20, completions of 5 tokens."""
+    """Result of two seeds: evaluations at iterations 0, 10 and 20, completions of 5 tokens."""
     later = [
         {
             "iteration": 10 * i,
@@ -52,7 +52,8 @@ def result(name, accuracy, batches):
 
 
 def test_scores_at_equal_updates_and_at_equal_tokens():
-    """10 × 8 × 5 = 400 tokens; with two batches per update they are spent halfway."""
+    """Each row has 10 × 8 × 5 = 400 tokens; a row with two batches per update has spent them
+    halfway."""
     plain, sampled = (
         result("plain", [0.2, 0.4, 0.6], [1.0, 1.0]),
         result("sampled", [0.2, 0.5, 0.9], [2.0, 4.0]),
@@ -63,7 +64,7 @@ def test_scores_at_equal_updates_and_at_equal_tokens():
     np.testing.assert_allclose(first.updates, first.tokens)
     np.testing.assert_allclose(first.tokens, [0.6, 0.3])
     np.testing.assert_allclose(second.updates, [0.9, 0.45])
-    # The second seed is halfway to its first evaluation.
+    # At that number of tokens the second seed is halfway to its first evaluation.
     np.testing.assert_allclose(second.tokens, [0.5, (0.2 + 0.25) / 2])
     text = ablation.table([plain, sampled], [first, second]).splitlines()
     assert text[1].split()[:3] == ["warm", "start", "0.200"]
@@ -72,7 +73,8 @@ def test_scores_at_equal_updates_and_at_equal_tokens():
 
 @pytest.mark.slow
 def test_ablation_leaves_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
-    """The first and the last row, small; the others differ in switches that other tests cover."""
+    """Only the first and the last row run, at a small size; the other rows differ in switches that
+    other tests cover."""
     steps = {"naive GRPO": "", "+ dynamic sampling": "dynamic_sampling=refill"}
     monkeypatch.setattr(ablation, "STEPS", steps)
     out = tmp_path / "ablation"
@@ -102,7 +104,7 @@ def test_flags_are_valid(tmp_path, written_down):
 
 
 def test_benchmark_counts_what_it_times(capsys, monkeypatch):
-    # Sampling and the iteration in turn; the first of each does not count.
+    # Sampling and the complete iteration are timed in turn; the first time of each does not count.
     times = iter([9.0, 9.0, 0.25, 1.0, 0.75, 3.0])
     monkeypatch.setattr(
         timing,
@@ -116,7 +118,8 @@ def test_benchmark_counts_what_it_times(capsys, monkeypatch):
     ]
     assert benchmark_language.main([*arguments, "--json"]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
-    # Embedding and output 14 · 16 each, norms 3 · 16, attention 4 · 16², SwiGLU 3 · 16 · 64.
+    # Parameters: embedding and output have 14 · 16 each, norms 3 · 16, attention 4 · 16², SwiGLU 3
+    # · 16 · 64.
     assert row["parameters"] == 2 * 14 * 16 + 3 * 16 + 4 * 16**2 + 3 * 16 * 64
     assert row["placement"].startswith("2 seeds on 2 devices")
     assert row["seconds_per_iteration"] == 2.0
@@ -129,7 +132,8 @@ def test_benchmark_counts_what_it_times(capsys, monkeypatch):
 
 
 def test_benchmark_counts_the_products_that_there_are():
-    """All products of two matrices in the forward pass; those in attention have leading axes."""
+    """The forward pass contains all products of two matrices; products in attention have leading
+    axes."""
     task = benchmark_language.language.tasks.addition(3)
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 40}
     for layers in (1, 3):

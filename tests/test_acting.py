@@ -1,4 +1,4 @@
-"""Every documented way to act is the policy that `run.load` returns."""
+"""Tests that every documented way to act is the policy that `run.load` returns."""
 
 import json
 import re
@@ -26,7 +26,7 @@ NETWORKS = {
     },
 }
 STEPS = {"config.num_minibatches": 1, "config.num_epochs": 1, "config.learning_rate": 0.03}
-# Calls that act, as a page, a notebook or an example writes them.
+# Calls that act in an environment, as a page, a notebook or an example writes them.
 ACTS = re.compile(r"(?:[\w.]*\bact|policy\.step|\w+\.mode)\([^`\n]*")
 SNIPPET = next(
     code
@@ -35,7 +35,7 @@ SNIPPET = next(
     )
     if "actor_of" in code
 )
-# Pages and their calls outside the snippet; the test below compares each with the snippet.
+# Pages and their calls outside the snippet; the test compares each call with the snippet.
 KNOWN = {
     ("environments.md", "policy.step(memory, observation)"),
     ("save_and_load.md", "policy.act(observation)"),
@@ -51,7 +51,7 @@ def text_of(path):
 
 
 def written():
-    """Returns (page, call) of each place that acts."""
+    """Returns a pair (page, call) for each place that acts."""
     paths = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
     paths += [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("examples/*.py"))]
     return [(path.name, call) for path in paths for call in ACTS.findall(text_of(path))]
@@ -77,7 +77,8 @@ def trained(request, tmp_path_factory):
 
 
 def test_documented_lines_act_as_the_loaded_policy(trained):
-    """Compares the ways over an episode that the loaded policy plays; each has its own memory."""
+    """Compares the documented ways over an episode that the loaded policy plays; each way has its
+    own memory."""
     problem, out, state = trained
     policy = run.load(out, checkpoint="latest", seed_index=1)
     loaded = LearnerState({}, 2, state.params, state)

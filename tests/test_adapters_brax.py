@@ -1,4 +1,4 @@
-"""Brax's environments, stepped beside brax itself."""
+"""Tests brax's environments, stepped beside brax itself."""
 
 import functools
 import warnings
@@ -14,7 +14,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import suites
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # warnings of brax and its imports
+    warnings.simplefilter("ignore")  # ignores warnings of brax and its imports
     envs = pytest.importorskip("brax.envs")
     from jaxrl_po.control.adapters import brax
 
@@ -37,14 +37,15 @@ LIMIT = 20
 
 @functools.cache
 def beside():
-    """Plays our environment and brax's for 20 steps: one is balanced, one is pushed until it falls.
+    """Plays this library's environment and brax's for 20 steps: one is balanced, one is pushed
+    until it falls.
 
     Returns:
-      Our observations at the start; for each step our state, our transition and the state of brax;
-      the result of brax's reset for the last step of the first environment.
+      This library's observations at the start; for each step its state, its transition and brax's
+      state; the result of brax's reset for the last step of the first environment.
     """
     environment, theirs = brax.make(NAME, max_steps=LIMIT, reset_interval=1), raw()
-    # 3.0 is outside the box and is clipped.
+    # an action of 3.0 is outside the box and is clipped
     balanced = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
     step, own = (
         jax.jit(jax.vmap(f))
@@ -70,7 +71,7 @@ def test_a_step_is_braxs_own():
     assert ours.final_observation.dtype == ours.reward.dtype == np.float32
     fell = int(state.done[:, 1].argmax()) + 1
     for row, last in ((0, LIMIT), (1, fell)):
-        # The two programs are compiled separately, for a system that doubles an error in 20 steps.
+        # The two programs are compiled separately, and the system doubles an error in 20 steps.
         laws.same(ours.final_observation[:4, row], state.obs[:4, row], atol=1e-6)
         laws.same(ours.final_observation[4:last, row], state.obs[4:last, row], atol=1e-5)
         np.testing.assert_array_equal(ours.reward[:last, row], state.reward[:last, row])
@@ -83,7 +84,8 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     np.testing.assert_array_equal(ours.truncated[:, 0], np.arange(LIMIT) == LIMIT - 1)
     np.testing.assert_array_equal(running.length[:, 0], [*range(1, LIMIT), 0])
     begun = jax.tree.map(lambda x: x[-1, 0], (ours.observation, running.state))
-    laws.same(begun, (fresh.obs, fresh), rtol=1e-5, atol=1e-8)  # another program computes these
+    # A separate program computes these numbers.
+    laws.same(begun, (fresh.obs, fresh), rtol=1e-5, atol=1e-8)
 
 
 def test_a_fall_terminates():
@@ -92,7 +94,7 @@ def test_a_fall_terminates():
     assert 0 < fell < LIMIT - 1
     assert not ours.truncated[: fell + 1, 1].any()
     np.testing.assert_array_equal(ours.terminated, np.abs(ours.final_observation[..., 1]) > 0.2)
-    # The length of the next episode starts at one.
+    # the length of an episode is counted from one
     assert running.length[fell : fell + 2, 1].tolist() == [0, 1]
     drawn = [*np.asarray(start), ours.observation[fell, 1], ours.observation[-1, 0]]
     assert np.abs(drawn).max() <= 0.01
@@ -105,7 +107,8 @@ def test_a_time_limit_changes_nothing_before(interval):
     make = functools.partial(brax.make, NAME)
     key, fresh = laws.cuts_by_time(make, 0.5, reset_interval=interval, atol=1e-6)
     theirs = jax.jit(raw().reset)(key)
-    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program computes these
+    # A separate program computes these numbers.
+    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -114,7 +117,8 @@ def test_no_two_episodes_begin_alike():
 
 
 def test_ppo_trains_and_is_evaluated():
-    _, _, lengths = laws.learns(brax.make("fast", max_steps=7))  # the episode never ends by itself
+    # In this environment no episode ends by itself.
+    _, _, lengths = laws.learns(brax.make("fast", max_steps=7))
     np.testing.assert_array_equal(lengths, 7)
 
 

@@ -1,6 +1,6 @@
-"""Craftax: ends, time limits and observations, on its smaller game where either game will do.
+"""Tests Craftax: ends, time limits and observations, on its smaller game where both games would do.
 
-Its programs compile for a minute, so that most of these tests are among the slow tests.
+Craftax's programs compile for a minute, so that most of these tests are marked slow.
 """
 
 import functools
@@ -27,7 +27,8 @@ def raw():
 
 
 def vector(seen):
-    """Returns the suite's own observation, built from the two parts of our observation."""
+    """Returns the suite's own observation, built from the two parts of this library's
+    observation."""
     assert seen["map"].dtype == jnp.uint8
     return jnp.concatenate([seen["map"].reshape(-1) / 255.0, seen["player"]])
 
@@ -37,7 +38,8 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
     key, (fresh, _) = laws.cuts_by_time(MAKE, LEFT)
     env, params = raw()
     want = jax.jit(env.reset_env)(key, params)[0]
-    laws.same(vector(fresh), want, rtol=1e-6)  # another program; daylight is a cosine
+    # Another program computes daylight, which is a cosine.
+    laws.same(vector(fresh), want, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -46,7 +48,8 @@ def test_no_two_episodes_begin_alike():
 
 
 def test_observations_are_the_suites_and_only_the_player_ends_an_episode():
-    """Steps from one state beside the suite's own; past its time limit; and without health."""
+    """Steps from one state beside the suite's own environment; past the suite's time limit; and
+    without health."""
     environment, (env, params) = MAKE(max_steps=15_000), raw()
     step_env = jax.jit(env.step_env)
 

@@ -1,4 +1,4 @@
-"""Jumanji: observations and legal actions of the policy, ends and time limits."""
+"""Tests Jumanji: observations and legal actions of the policy, ends and time limits."""
 
 import functools
 
@@ -20,13 +20,14 @@ SNAKE = functools.partial(adapter.make, "Snake-v1")
 
 
 def own_step(name):
-    """Computes the suite's own step, with the key that `with_episodes` passes to it."""
+    """Takes the suite's own step, with the key that `with_episodes` passes to the suite."""
     env = jumanji.make(name)
     return jax.jit(lambda key, state, action: env.step(state.replace(key=key), action))
 
 
 def has_legal_actions(batch, legal_of):
-    """Asserts that sampled actions are legal, and some are not; uses `legal_of(mask, action)`."""
+    """Asserts, by `legal_of(mask, action)`, that sampled actions are legal and that some other
+    actions are not."""
     assert isinstance(batch.inputs, control.Observation)
     assert jax.vmap(jax.vmap(legal_of))(batch.inputs.legal, batch.action).all()
     assert not batch.inputs.legal.all()
@@ -90,7 +91,8 @@ def test_observations_rewards_and_masks_are_the_suites():
 
 
 def test_steps_after_the_same_state_depend_on_the_key():
-    """Jumanji's state holds the key of all later steps; branches from one state must differ."""
+    """Jumanji's state holds the key of all later steps; branches from one state must differ
+    nevertheless."""
     environment = adapter.make("Game2048-v1", reset_interval=1)
     running = laws.begun(environment, jax.random.key(0))
     action = jnp.int32(running.state.action_mask.argmax())
@@ -108,7 +110,7 @@ def packed():
     return environment, seen, running, space, item
 
 
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # a warning of the suite
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # ignores a warning of the suite
 def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
     environment, seen, running, space, item = packed()
     assert environment.spaces.num_actions == 40 * 20
@@ -118,7 +120,7 @@ def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # a warning of the suite
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # ignores a warning of the suite
 def test_a_step_of_bin_pack_is_the_suites():
     environment, _, running, space, item = packed()
     key = jax.random.key(1)
@@ -162,7 +164,7 @@ def test_ppo_learns_from_several_choices_and_samples_legal_actions():
     ],
 )
 def test_actions_of_every_kind(name, num_actions, choices, action_size):
-    """The program is traced to the end of a rollout; the suite mixes ranks."""
+    """The program is traced to the end of a rollout, because the suite mixes ranks."""
     with jax.numpy_rank_promotion("allow"):
         environment = adapter.make(name)
         spaces = environment.spaces
@@ -192,7 +194,8 @@ def test_what_cannot_work_is_refused():
 
 
 def test_a_snake_that_has_enclosed_itself_may_do_anything():
-    """Our environment allows all actions where the suite allows none before the episode ends."""
+    """This library's environment allows all actions where the suite allows none before the episode
+    ends."""
     environment = SNAKE(num_rows=3, num_cols=3)
     observation, running = jax.jit(jax.vmap(environment.reset))(
         jax.random.split(jax.random.key(0), 64)

@@ -1,4 +1,4 @@
-"""MuJoCo Playground's environments, stepped beside Playground itself."""
+"""Tests MuJoCo Playground's environments, stepped beside Playground itself."""
 
 import functools
 import subprocess
@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import suites
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # warnings of its imports
+    warnings.simplefilter("ignore")  # ignores warnings of Playground's imports
     registry = pytest.importorskip("mujoco_playground").registry
     from mujoco_playground._src import mjx_env
     from mujoco_playground._src.dm_control_suite import cartpole
@@ -41,7 +41,7 @@ def raw(name=NAME):
 def test_a_step_is_playgrounds_own(repeat):
     environment = playground.make(NAME, action_repeat=repeat, reset_interval=1)
     assert environment.max_steps == 1000 // repeat
-    # 3.0 is outside the box and is clipped.
+    # an action of 3.0 is outside the box and is clipped
     actions = (0.5, -1.0, 3.0, *0.1 * np.sin(np.arange(17)))
     step = jax.jit(raw().step)
 
@@ -57,7 +57,7 @@ def test_a_step_is_playgrounds_own(repeat):
     )
     for t, (_, ours, (observation, reward)) in enumerate(steps):
         assert ours.final_observation.dtype == ours.reward.dtype == jnp.float32
-        # The two programs are compiled separately.
+        # The two programs are compiled separately, so that rounding differs.
         laws.same(ours.final_observation, observation, atol=1e-6 if t < 4 else 1e-5)
         np.testing.assert_allclose(ours.reward, reward, atol=1e-6)
         assert not ours.terminated
@@ -69,7 +69,8 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(int
     make = functools.partial(playground.make, NAME)
     key, fresh = laws.cuts_by_time(make, 1.0, reset_interval=interval, atol=1e-6)
     theirs = jax.jit(raw().reset)(key)
-    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)  # another program computes these
+    # A separate program computes these numbers.
+    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)
 
 
 def test_what_the_physics_cannot_go_on_from_terminates():
@@ -97,7 +98,7 @@ def test_a_state_keeps_its_structure(name):
 
 
 class Asymmetric(cartpole.Balance):
-    """Environment with a pole whose speeds the policy does not see."""
+    """Environment with a pole whose speeds only the critic observes."""
 
     def _get_obs(self, data, info):
         everything = super()._get_obs(data, info)

@@ -1,4 +1,4 @@
-"""XLand-MiniGrid and MiniGrid: observations of the policy, ends and time limits."""
+"""Tests XLand-MiniGrid and MiniGrid: observations of the policy, ends and time limits."""
 
 import functools
 
@@ -15,7 +15,7 @@ adapter = pytest.importorskip("jaxrl_po.control.adapters.xminigrid")
 
 FORWARD, CLOCKWISE = 0, 1
 RANDOM = functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8")
-# path through Empty-5x5, from its start
+# path through the room Empty-5x5, from its start
 TO_THE_GOAL = [FORWARD, FORWARD, CLOCKWISE, FORWARD, FORWARD]
 
 
@@ -33,7 +33,7 @@ def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
 
 
 def test_no_two_episodes_begin_alike():
-    # Rooms with doors and boxes all look different, unlike empty rooms.
+    # Rooms with doors and boxes all look different, whereas empty rooms look alike.
     rooms = functools.partial(adapter.make, "MiniGrid-BlockedUnlockPickUp")
     laws.begins_never_twice_alike(rooms, CLOCKWISE)
 
@@ -44,7 +44,7 @@ def test_reaching_the_goal_is_an_end_by_itself_also_in_the_last_step(max_steps):
     running = laws.begun(environment, jax.random.key(0))
     states, transitions = laws.ends_by_itself(environment, running, TO_THE_GOAL)
     assert int(states[4].state.state.step_num) == 4
-    # The reward as in the paper: 1 − 0.9 · steps / limit.
+    # The reward is the paper's: 1 − 0.9 · steps / limit.
     np.testing.assert_allclose(transitions[-1].reward, 1 - 0.9 * 5 / max_steps, rtol=1e-6)
     laws.same(transitions[-1].observation, jax.jit(environment.reset)(jax.random.key(2))[0])
 
@@ -104,7 +104,7 @@ def test_xland_draws_a_task_for_each_episode_and_shows_it(tmp_path):
         action = jax.random.randint(jax.random.key(t), (16,), 0, 3)
         running, transition = step(jax.random.split(jax.random.key(t), 16), running, action)
         ended |= transition.terminated & (transition.final_observation["goal"][:, 3] == 1)
-        # The agent never reaches the empty goal.
+        # The agent cannot reach a goal in the empty task.
         assert not (transition.terminated & (transition.final_observation["goal"][:, 0] == 1)).any()
     assert ended.any()
 

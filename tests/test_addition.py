@@ -1,4 +1,4 @@
-"""The task of addition: prompts, demonstrations, the verifier and the splits."""
+"""Tests the task of addition: prompts, demonstrations, the verifier and the splits."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ def examples(variant, held_out=False, count=300, seed=0):
 
 @SPLITS
 def test_prompt_and_demonstration_say_the_sum(variant, held_out):
-    """Each text is read back on the host, so generator and verifier cannot share an error."""
+    """Each text is parsed on the host, so that generator and verifier cannot share an error."""
     (num_digits, zero_pad, reverse), task = variant, make(*variant)
     sampled, answers = examples(variant, held_out)
     assert sampled.tokens.shape == (300, task.prompt_length)
@@ -76,7 +76,8 @@ def test_each_split_keeps_to_its_operands(variant, held_out):
 
 
 def test_golden_prompt_and_answer():
-    """34 + 58 = 92: `034+058=`, then `2900` lowest digit first with EOS."""
+    """The sum 34 + 58 = 92 is written `034+058=`, then `2900` with the lowest digit first, and
+    EOS."""
     task = tasks.addition(3)
     answer = task.demonstrate((jnp.uint32(34), jnp.uint32(58)))
     assert answer.tolist() == [*task.tokenizer.encode("2900"), task.tokenizer.eos]
@@ -98,7 +99,7 @@ def test_padding_stands_on_the_left_and_is_counted(variant):
     sampled, answers = examples(variant)
     padded = sampled.tokens == task.tokenizer.pad
     np.testing.assert_array_equal(padded, np.arange(task.prompt_length) < sampled.pad[:, None])
-    assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # prompts are ragged or not
+    assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # prompts may be ragged or not
     is_eos = answers == task.tokenizer.eos
     assert (is_eos.sum(axis=1) == 1).all()
     np.testing.assert_array_equal(
@@ -113,7 +114,8 @@ def test_verifier_accepts_the_demonstration_and_nothing_else(variant, slack):
     sampled, answers = examples(variant)
     answers = np.pad(answers, ((0, 0), (0, slack)), constant_values=task.tokenizer.pad)
     length = answers.shape[1]
-    # Row 0 is the right answer; row i + 1 changes token i: a digit, EOS, or the padding after EOS.
+    # Row 0 is the right answer; row i + 1 changes token i, which is a digit, EOS, or the padding
+    # after EOS.
     changes = np.concatenate([np.zeros((1, length), int), np.eye(length, dtype=int)])
     completions = ((answers[:, None] + changes) % task.tokenizer.size).astype(np.int32)
     score = jax.jit(jax.vmap(jax.vmap(task.score, (None, 0))))(sampled.problem, completions)
@@ -136,7 +138,8 @@ def test_right_digits_without_eos_or_with_more_behind_them_are_wrong():
 
 
 def test_credit_sums_to_the_score_of_a_right_answer():
-    """`24` and EOS are three tokens, 1/3 each; padding earns nothing."""
+    """The answer `24` and EOS are three tokens with a credit of 1/3 each; padding earns no
+    credit."""
     task = make(2, False)
     problem = (jnp.uint32(12), jnp.uint32(30))
     digits, eos, pad = task.tokenizer.encode("25"), task.tokenizer.eos, task.tokenizer.pad
@@ -150,7 +153,8 @@ def test_credit_sums_to_the_score_of_a_right_answer():
 
 
 def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
-    """All 10,000 ordered pairs: b + a is in the split of a + b; about one in ten is held out."""
+    """Among all 10,000 ordered pairs, b + a is in the split of a + b; about one pair in ten is held
+    out."""
     a, b = np.meshgrid(np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint32))
     held_out = np.asarray(jax.jit(tasks.is_held_out)(a, b))
     np.testing.assert_array_equal(held_out, held_out.T)
@@ -163,15 +167,16 @@ def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
         split: {(i, j) for i in range(100) for j in range(100) if held_out[i, j] == split}
         for split in (False, True)
     }
-    # Every pair can be drawn: n draws miss exp(−n / pairs) of them, 0.7 % of about 1,000 and 11 %
-    # of about 9,000.
+    # Every pair can be drawn: n draws miss a share exp(−n / pairs) of the pairs, 0.7 % of about
+    # 1,000 and 11 % of about 9,000.
     for split, missed in ((False, 0.14), (True, 0.03)):
         assert drawn[split] <= inside[split]
         assert len(drawn[split]) > (1 - missed) * len(inside[split])
 
 
 def test_operands_are_uniform():
-    """The mean of 0 … 99 is 49.5, its std 28.9; the mean of 20,000 draws has standard error 0.2."""
+    """The numbers 0 … 99 have mean 49.5 and std 28.9; the mean of 20,000 draws has a standard error
+    of 0.2."""
     first, second = examples((2, True, False), False, 20_000, seed=3)[0].problem
     for operand in (first, second):
         assert abs(operand.mean() - 49.5) < 1.0

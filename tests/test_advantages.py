@@ -1,4 +1,4 @@
-"""Hand-computed returns and advantages, especially at the ends of episodes."""
+"""Tests returns and advantages by hand, especially at the ends of episodes."""
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,8 @@ def stream(*columns):
 
 
 # r = 1, 2, 3; V(s) = 10, 20, 30; V(s') = 20, 30, 40; γ = ½, λ = ½, so γλ = ¼.
-# δ without an end: 1 + 10 − 10 = 1; 2 + 15 − 20 = −3; 3 + 20 − 30 = −7.
-# In the middle, terminated: δ₁ = 2 − 20 = −18; truncated with V(final) = 36: δ₁ = 2 + 18 − 20 = 0.
+# Without an end, δ is 1 + 10 − 10 = 1; 2 + 15 − 20 = −3; 3 + 20 − 30 = −7. With a termination in
+# the middle δ₁ = 2 − 20 = −18; with a truncation and V(final) = 36, δ₁ = 2 + 18 − 20 = 0.
 GAE_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [1 - 0.25 * 4.75, -3 - 0.25 * 7, -7]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [1 - 0.25 * 18, -18, -7]),
@@ -53,8 +53,8 @@ def test_gae_by_hand(case):
     np.testing.assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
 
 
-# Same stream, γ = ½: Monte Carlo G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 + 11.5,
-# G₀ = 1 + 6.75.
+# On the same stream with γ = ½, Monte Carlo gives G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 +
+# 11.5, G₀ = 1 + 6.75.
 RETURN_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [7.75, 13.5, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -75,8 +75,8 @@ def test_discounted_returns_by_hand_and_long_windows(case, n):
     np.testing.assert_allclose(returns, expected, rtol=1e-6)
 
 
-# n = 2: G₀ = r₀ + γ r₁ + γ² V(s₂); the rollout's end cuts the window from s₁,
-# and the window from s₂ has one step.
+# For n = 2, G₀ = r₀ + γ r₁ + γ² V(s₂); the rollout's end cuts the window from s₁, and the window
+# from s₂ has one step.
 TWO_STEP_CASES = {
     "rollout end": (NONE, NONE, [20, 30, 40], [1 + 1 + 7.5, 2 + 1.5 + 10, 23]),
     "terminated": ([False, True, False], NONE, [20, 36, 40], [2, 2, 23]),
@@ -198,7 +198,8 @@ def test_streams_must_agree_and_flags_are_booleans():
         n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=0)
 
 
-# mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159 (ddof 1).
+# The rewards have mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159
+# (ddof 1).
 @pytest.mark.parametrize(
     ("ddof", "expected"), [(0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920])]
 )
@@ -217,7 +218,7 @@ def test_centred_only():
 
 
 def test_epsilon_is_added_to_the_std():
-    # std 1, mean 2: (3 − 2) / (1 + 1).
+    # the std is 1 and the mean 2: (3 − 2) / (1 + 1)
     np.testing.assert_allclose(
         advantages.group_relative(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6
     )
@@ -236,7 +237,8 @@ def test_equal_rewards_give_exactly_zero(estimator):
 
 
 def test_std_of_equal_rewards_is_not_zero_in_floating_point():
-    """Max and min decide equality, because `std > 0` calls many constant groups informative."""
+    """Maximum and minimum decide equality, because `std > 0` calls many constant groups
+    informative."""
     groups = constant_groups()
     deviations = jax.vmap(lambda r: jnp.sqrt(jnp.mean(jnp.square(r - r.mean()))))(groups)
     assert int((deviations > 0).sum()) > 10
@@ -255,7 +257,8 @@ def test_integer_rewards_are_not_truncated():
 
 
 def test_half_precision_rewards_are_compared_in_float32():
-    # The mean of 1 and 512 is 256.5, or 256 in bfloat16; their difference 511, or 512.
+    # The mean of 1 and 512 is 256.5, or 256 in bfloat16; their difference is 511, or 512 in
+    # bfloat16.
     reward = jnp.array([1.0, 512.0], jnp.bfloat16)
     for got, expected in (
         (advantages.group_relative(reward, scale="none"), [-255.5, 255.5]),
@@ -273,8 +276,8 @@ def test_leave_one_out_by_hand():
     np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
 
 
-# Unmasked 1, 0, 2, 0, 3: mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8; the result sums
-# the unmasked part of each row.
+# The unmasked elements 1, 0, 2, 0, 3 have mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8;
+# the result sums the unmasked part of each row.
 @pytest.mark.parametrize(
     ("options", "divisor"),
     [
@@ -329,7 +332,7 @@ def test_a_lone_member_has_no_baseline():
 
 
 def test_whiten_by_hand():
-    # Unmasked 1, 3, 5: mean 3, variance 8/3.
+    # the unmasked elements 1, 3, 5 have mean 3 and variance 8/3
     x, mask = jnp.array([[1.0, 3.0], [5.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
     scale = (8 / 3) ** -0.5
     np.testing.assert_allclose(
@@ -404,14 +407,14 @@ def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
 
 
 def test_process_rewards_count_where_a_step_ends():
-    """A right answer has six tokens, a wrong one has two: length costs the right answer nothing."""
+    """A right answer has six tokens, a wrong answer two: length costs the right answer nothing."""
     lengths, tokens = np.array([6, 2]), np.arange(6)
     mask = jnp.asarray(tokens < lengths[:, None])
     last = jnp.asarray(tokens == lengths[:, None] - 1)
     reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
     got = group_advantages.process_relative(reward, mask, last, epsilon=0.0)
     np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
-    # If every token were a step, the long right answer would begin below the short wrong one.
+    # If every token were a step, the long right answer would begin below the short wrong answer.
     every = group_advantages.process_relative(reward, mask, epsilon=0.0)
     assert float(every[0, 0]) < float(every[1, 0]) + 2.0
     garbage = jnp.where(last, reward, 7.0)

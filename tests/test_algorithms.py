@@ -1,4 +1,4 @@
-"""Properties of every algorithm on every kind of problem, see `learners.py`."""
+"""Tests properties of every algorithm on every kind of problem, see `learners.py`."""
 
 import dataclasses
 import functools
@@ -24,8 +24,8 @@ def arrays(algorithm):
     return as_arrays(ALGORITHMS[algorithm][1])
 
 
-# Programs that take seconds to compile, of methods and problems that other cases have, below or in
-# `IN_DOUBLE`.
+# Programs that take seconds to compile, with methods and problems that other cases cover, below or
+# in `IN_DOUBLE`.
 HEAVY = [
     *(("trpo", problem) for problem in ("everything", "addition", "dialogue", "CartPole")),
     *(("ppo", problem) for problem in ("everything", "addition")),
@@ -35,8 +35,8 @@ HEAVY = [
 ]
 
 
-# Module scope, so that the tests of a case run one after the other and its programs can be freed
-# afterwards.
+# The fixture has module scope, so that the tests of a case run one after the other and the case's
+# programs can be freed afterwards.
 @pytest.fixture(
     params=[
         pytest.param(case, marks=[pytest.mark.slow] * (case in HEAVY), id="-".join(case))
@@ -74,7 +74,7 @@ def test_second_step_does_not_recompile(case):
 
 
 def test_ratio_is_one_before_the_first_update(case):
-    """Sampler and learner agree: at step size zero, KL and clip fractions stay at zero."""
+    """Sampler and learner agree: at step size zero, KL and clip fractions remain zero."""
     init, step = jitted(*case)
     config = arrays(case[0])
     tiny = {
@@ -95,7 +95,7 @@ ONE_KL = dict.fromkeys(
 
 @cache
 def batch_of_the_table():
-    """The batch of every method's first step on the table."""
+    """Returns the batch of every method's first step on the tabular problem."""
     problem = PROBLEMS["table"](None)
     state = jitted("trpo", "table")[0](jax.random.key(0))
     collect_key = jax.random.split(state.key)[1]
@@ -104,7 +104,8 @@ def batch_of_the_table():
 
 @pytest.mark.parametrize(("algorithm", "stride"), ONE_KL.items())
 def test_kl_is_of_the_whole_update(algorithm, stride):
-    """k3 of KL(old ‖ new) after the last step, without a critic over every n-th group."""
+    """The metric is k3 of KL(old ‖ new) after the last step; without a critic over every n-th
+    group."""
     init, step = jitted(algorithm, "table")
     after, metrics = step(arrays(algorithm), init(jax.random.key(0)))
     problem, batch = batch_of_the_table()
@@ -112,7 +113,7 @@ def test_kl_is_of_the_whole_update(algorithm, stride):
     num_groups, size = batch.score.shape
     measured = np.repeat(np.arange(num_groups) % stride == 0, size)[:, None]
     slots = np.asarray(batch.mask) & measured
-    difference = np.float64(batch.log_prob - log_prob)[slots]  # log(old / new)
+    difference = np.float64(batch.log_prob - log_prob)[slots]  # log-ratio log(old / new)
     assert (stride == 1) == (slots.sum() == batch.mask.sum())
     k3 = np.mean(np.expm1(-difference) + difference)
     assert k3 > 1e-9
@@ -144,8 +145,9 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# One of each kind of problem that `IN_DOUBLE` does not have, but for the learned reward, which
-# takes 17 seconds; of CartPole with all devices for a seed. Then every algorithm on both kinds.
+# One problem of each kind that `IN_DOUBLE` does not have, except the learned reward, which takes 17
+# seconds; of CartPole, the placement with all devices for a seed. After them comes every algorithm
+# on control and on language.
 KINDS = [
     ("trpo", "vine"),
     ("grpo", "groups"),
@@ -186,7 +188,8 @@ SHARDED = [
     ("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module"
 )
 def test_vmapped_sharded_training_equals_a_loop(case, shape):
-    """Four seeds, two vmapped per device, rows sharded over 4 devices (or two seeds over 8)."""
+    """Four seeds, two of them vmapped per device, have rows sharded over 4 devices (or two seeds
+    over 8)."""
     placement = Placement(2 * shape[0], *shape)
     init, step = jitted(*case)
     keys = jax.random.split(jax.random.key(0), placement.num_seeds)
@@ -206,7 +209,7 @@ def test_vmapped_sharded_training_equals_a_loop(case, shape):
         before = init(keys[i])
         alone, alone_metrics = step(arrays(case[0]), before)
         after = jax.tree.map(lambda x, i=i: x[0, i], params)
-        # Reordering one sum alone changes a step of a conjugate gradient by a few 1e-4.
+        # Reordering a single sum changes a step of a conjugate gradient by a few 1e-4.
         tolerance = 1e-3 if case[0] in ("npg", "trpo") else 1e-4
         trained = alone.params.without_frozen()
         assert norm(minus(after, trained)) <= tolerance * norm(
@@ -225,7 +228,8 @@ def test_vmapped_sharded_training_equals_a_loop(case, shape):
     assert_equal_on_every_device(state.params)
 
 
-# One small problem for each algorithm, and one of either kind; the rest takes minutes to compile.
+# One small problem for each algorithm, from control or language; the other combinations take
+# minutes to compile.
 IN_DOUBLE = [
     *(
         (algorithm, "table")
@@ -252,11 +256,11 @@ IN_DOUBLE = [
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
-    """Two seeds, rows of each over four devices: differences in float32 are rounding alone."""
+    """Two seeds have rows over four devices each: differences in float32 are rounding alone."""
     module, config = ALGORITHMS[case[0]]
     if module is npg:
         # Each product of a conjugate gradient amplifies rounding errors at least tenfold: 1e-8
-        # allows for five of them.
+        # allows for five products.
         config = dataclasses.replace(config, cg_iterations=5)
 
     def learner(axis_name):
@@ -276,7 +280,7 @@ def test_in_double_precision_eight_devices_equal_one(case):
         keys = jax.random.split(jax.random.key(0), 2)
         befores = [init(key) for key in keys]
         together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *befores)
-        # Seeds share the frozen parameters.
+        # seeds share the frozen parameters
         frozen = befores[0].params.frozen
         after, metrics = jax.jit(placed.step)(
             together._replace(params=together.params._replace(frozen=frozen))
@@ -297,7 +301,7 @@ def test_in_double_precision_eight_devices_equal_one(case):
             )
 
 
-# Statistics that a method pools itself, and that no fast case above has.
+# Statistics that a method pools itself, and that no fast case covers.
 ONCE = {"num_epochs": 1, "num_minibatches": 2}
 POOLED = {
     **{
@@ -320,14 +324,14 @@ POOLED = {
 
 @pytest.mark.parametrize("name", POOLED)
 def test_statistics_of_eight_devices_equal_one(name):
-    """Each has one row or group, and so statistics of its own; `vmap` pools as devices do."""
+    """Each device has one row or group, and so local statistics; `vmap` pools as devices do."""
     module, settings = POOLED[name]
     problem = tabular_problem(num_prompts=8, group_size=2 if module is grpo else 1)
     alone, one_of = (
         module.make(module.Config(**settings, axis_name=axis), problem) for axis in (None, "data")
     )
     state = jax.jit(alone.init)(jax.random.key(0))
-    # Some way from the reference.
+    # the policy has moved some way from the reference
     policy = jax.tree.map(lambda x: 1.5 * x, state.params.policy)
     state = state._replace(params=state.params._replace(policy=policy))
 

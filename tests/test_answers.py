@@ -1,4 +1,4 @@
-"""Rewards that find an answer in a text, and the explanation if every completion is wrong."""
+"""Tests rewards that find an answer in a text, and the explanation if every completion is wrong."""
 
 import numpy as np
 import pytest
@@ -113,9 +113,10 @@ def test_reward_that_finds_the_answers_is_suggested():
 
 
 def test_a_first_evaluation_of_0_is_explained(tmp_path, trace_only, monkeypatch, capsys):
-    """Traced only: every score is 0."""
+    """The run is traced only, so that every score is 0."""
     monkeypatch.setattr(rewarding, "explain_zero", lambda shown: [f"explained: {len(shown)}"])
     write_place(tmp_path)
     argv = arguments(tmp_path, tmp_path / "run", "--total_steps=0", "--reward=contains")
     assert launch.language([*argv, "--reward.require_end"]) == 0
-    assert "explained: 4" in capsys.readouterr().out  # two prompts, greedy and a sample
+    # Two prompts, each with a greedy completion and a sample.
+    assert "explained: 4" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Programs that are compiled for machines that need not be attached."""
+"""Tests programs that are compiled for machines that need not be attached."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def test_experiment_is_compiled_for_devices_without_running(tmp_path):
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
-    """Its status is 1 if a program does not fit."""
+    """The exit status is 1 if a program does not fit."""
     memory = {"arguments": 1000, "outputs": 200, "temporaries": 30, "code": 4, "total": 1234}
     small = run.CompiledProgram("sampling", "tpu:v5e:1x1", 1.25, memory, 1500, True)
     large = dataclasses.replace(small, name="update", capacity=1000, fits=False)
@@ -77,7 +77,7 @@ def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
 
 
 class Lowered:
-    """A program of so many bytes, or one that the compiler refuses with a message."""
+    """Program of a number of bytes, or a program that the compiler refuses with a message."""
 
     def __init__(self, sizes, message=""):
         self.sizes, self.message = sizes, message
@@ -132,7 +132,8 @@ def test_a_refused_program_has_the_compilers_reason(monkeypatch, message, reason
 
 
 def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
-    """Those that a run takes where both programs fit, by its count, which has no code."""
+    """The number is the one that a run chooses where both programs fit, by the run's count, which
+    excludes code."""
     names = "sampling", "update"
     monkeypatch.setattr(aot, "_functions", lambda job, *_: job.made(job.number))
 
@@ -196,7 +197,7 @@ def test_unknown_machines_are_refused(name, message):
         topology.parse_machine(name)
 
 
-NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}  # set by JAX as it is imported without a TPU
+NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}  # variables that JAX sets as it is imported without a TPU
 TPU_ASKED = [NO_TPU | {"JAX_PLATFORMS": "tpu,cpu"}, NO_TPU | {"JAX_FORCE_TPU_INIT": "1"}]
 
 

@@ -1,4 +1,5 @@
-"""Fused attention equals that by two products, and is refused where nothing computes it."""
+"""Tests that fused attention equals attention by two products, and is refused where no kernel
+computes it."""
 
 import functools
 
@@ -16,11 +17,12 @@ from jaxrl_po.language.tasks import addition
 
 KERNELS = {
     "splash": functools.partial(attention.splash, interpret=True),
-    # Computes cuDNN's attention by XLA.
+    # Computes cuDNN's attention in plain XLA operations.
     "cudnn": functools.partial(attention.cudnn, by="xla"),
 }
 CASES = {
-    # Heads, key heads, positions with outputs, columns, window, and the rounding of the type.
+    # Cases: heads, key heads, positions with outputs, columns, window, and the rounding of the
+    # type.
     "grouped heads, last positions": (4, 2, 20, 140, 0, "float32", 1e-5),
     "window, two blocks of columns": (2, 1, 140, 140, 9, "bfloat16", 2e-2),
 }
@@ -28,7 +30,8 @@ SIZE, SCALE = 8, 0.4
 
 
 def drawn(heads, kv_heads, read, columns, dtype):
-    """Queries, keys, values, and a cotangent of the output; of three rows the last is padding."""
+    """Returns queries, keys, values, and a cotangent of the output; the last of three rows is
+    padding."""
     generator = np.random.default_rng(0)
     shapes = [(3, read, heads, SIZE), *[(3, kv_heads, columns, SIZE)] * 2, (3, read, heads, SIZE)]
     return [jnp.asarray(generator.normal(size=shape), dtype) for shape in shapes]
@@ -37,7 +40,7 @@ def drawn(heads, kv_heads, read, columns, dtype):
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_kernel_is_the_attention_of_two_products(kernel, case):
-    """Values and gradients; where all is padding, both are finite."""
+    """Values and gradients agree; where all positions are padding, both are finite."""
     heads, kv_heads, read, columns, window, dtype, rounding = case
     *qkv, cotangent = drawn(heads, kv_heads, read, columns, dtype)
     pad = jnp.array([0, 7, columns])
@@ -70,8 +73,8 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
 
 @pytest.mark.parametrize("layers", [2, 5], ids=["unrolled", "scanned"])
 def test_a_model_of_several_windows_passes_whole_rows_through_the_kernel(layers, monkeypatch):
-    """Outputs and gradients are the same, with prompts read once a group where it can; a pass with
-    a cache has no kernel."""
+    """Outputs and gradients are the same, with prompts computed once per group where possible; a
+    pass with a cache has no kernel."""
     model = Transformer(
         7, width=16, layers=layers, heads=4, kv_heads=2, windows=(0, 3, 0, 4, 3)[:layers]
     )

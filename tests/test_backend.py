@@ -1,4 +1,5 @@
-"""Programs for a target: a GPU's have few operations and give the results of a CPU's."""
+"""Tests programs for a target: a GPU's program has few operations and gives the results of a CPU's
+program."""
 
 import chex
 import flax.linen as nn
@@ -36,7 +37,7 @@ def test_a_device_may_be_one_core(devices, cores, expected):
 
 
 def iterations(memory, target):
-    """Parameters and returns after five iterations of PPO on CartPole."""
+    """Returns parameters and returns after five iterations of PPO on CartPole."""
     problem = control.make_problem(
         gymnax.make("CartPole-v1")[0],
         num_envs=4,
@@ -85,7 +86,7 @@ def test_short_loops_take_several_steps_at_a_time():
     def walk(equations):
         @jax.jit
         def inner(x):
-            for _ in range(equations - 1):  # the call is one itself
+            for _ in range(equations - 1):  # the call itself is an equation too
                 x = jnp.sin(x)
             return x
 
@@ -133,7 +134,7 @@ def test_loops_of_any_length_unroll_several_steps(length):
 
 
 def carried(params, target):
-    """Shapes of the parameters that a loop of gradient steps hands on."""
+    """Returns shapes of the parameters that a loop of gradient steps carries."""
 
     def loss(params, rows):
         error = masked.total(jnp.square(rows @ params["w"]), jnp.ones(rows.shape[0], bool))
@@ -198,8 +199,9 @@ def on_sums(algorithm, config, target):
 def choices(make, algorithm, config, target, monkeypatch):
     """Returns the choices by platform that a traced program shows.
 
-    How many steps short loops take at a time, whether a loop hands on all trained parameters as one
-    vector, whether products are the CPU's own, and whether a minibatch is read in parts.
+    The choices are: the steps that short loops take at a time, whether a loop carries all trained
+    parameters as one vector, whether products are the CPU's own, and whether a minibatch is
+    computed in parts.
     """
     with monkeypatch.context() as patched:
         patched.setattr(backend, "here", lambda: pytest.fail("the target was given"))
@@ -214,7 +216,7 @@ def choices(make, algorithm, config, target, monkeypatch):
     carried = [[x.aval.shape for x in each.invars] for each in inner]
     return {
         "at a time": {each.params["unroll"] for each in inner},
-        # Adam's two moments are vectors anyway.
+        # Adam's two moments are vectors on every platform
         "one vector": any(x.count((n,)) > 2 for x in carried for n in {*sizes, sum(sizes)}),
         "own products": "optimization_barrier" in names or "custom_jvp_call" in names,
         "in parts": any(each.params["length"] == 4 for each in inner),
@@ -239,7 +241,7 @@ def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, 
         "at a time": {1},
         "one vector": False,
         "own products": True,
-        "in parts": of_control,  # the tokens are few
+        "in parts": of_control,  # the number of tokens is small
         "exact": True,
     }
     assert tpu == {
@@ -247,7 +249,7 @@ def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, 
         "one vector": True,
         "own products": False,
         "in parts": False,
-        "exact": of_control,  # float32 products are not exact there
+        "exact": of_control,  # float32 products are not exact on the other platform
     }
 
 
@@ -256,4 +258,4 @@ def test_a_method_may_be_for_another_target_than_its_problem():
     learner = ppo.make(ppo.Config(), problem, target=GPU)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     unrolled = {each.params["unroll"] for each in loops(learner.step, state)}
-    assert unrolled == {1, 16}  # the rollout's loops are the problem's
+    assert unrolled == {1, 16}  # the rollout's loops belong to the problem

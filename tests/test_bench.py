@@ -1,4 +1,4 @@
-"""The benchmark beside other libraries: alternation, verdicts, the page."""
+"""Tests the benchmark beside other libraries: alternation, verdicts, the page."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from jaxrl_po.run.errors import RunError
 from jaxrl_po.run.experiment import flags
 
 BENCHMARKS = libraries.BENCHMARKS
-# Each run takes the next of its speeds and logs a word to a file.
+# Each run of the stand-in takes the next of its speeds and logs a word to a file.
 PROGRAM = """
 import json, pathlib, sys
 speeds = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
@@ -39,7 +39,8 @@ print(json.dumps({speeds["unit"]: speed[turns % len(speed)], "device": speeds["d
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Returns a factory of programs with fixed speeds and of their rows; no load is measured."""
+    """Returns a factory of programs with fixed speeds and of their rows; machine load is not
+    measured."""
     (tmp_path / "peers").mkdir()
     monkeypatch.setattr(libraries, "BENCHMARKS", tmp_path)
     monkeypatch.setattr(machine, "clock", lambda: None)
@@ -84,7 +85,7 @@ def test_a_row_takes_turns_fills_the_page_and_is_kept(programs, capsys):
     file.write_text(f"by hand\n{page.BEGIN}\nold\n{page.END}\nmore by hand\n")
     assert start(folder, f"--page={file}") == 0
     text = file.read_text()
-    # The first round does not count; it tried both options of the peer.
+    # The first round does not count; the round tried both options of the peer.
     line = (
         "| `them-small` | them 1.0: work | 2k (2k – 2.1k) steps/s "
         "| 1k (1k – 1k) steps/s, with threads=2 | **2.00 (2.00 – 2.10)** | – / – | quiet |"
@@ -99,12 +100,12 @@ def test_a_row_takes_turns_fills_the_page_and_is_kept(programs, capsys):
     first, *others = turns(folder, "peers/theirs")
     assert first == "--size=2 --threads=1"
     assert others == ["--size=2 --threads=2"] * 4
-    # A second start measures nothing and writes the same page.
+    # A second start does not measure again and writes the same page.
     assert start(folder, f"--page={file}") == 0
     assert len(turns(folder, "ours")) == 4
     assert file.read_text() == text
     assert line in capsys.readouterr().out
-    # Other sizes are measured again.
+    # Rows of other sizes are measured again.
     assert start(folder, "--tiny") == 0
     assert turns(folder, "ours")[4:] == ["--size=2 --size=1 --json"] * 4
     assert (folder / "out" / "bench.md").read_text().startswith("Measured with --tiny: no figure")
@@ -114,7 +115,7 @@ def test_a_noisy_row_says_so_and_is_measured_again(programs):
     folder = programs([4.0, 4.0, 1.0, 4.0], [0.25], unit="seconds_per_iteration")
     assert start(folder) == 0
     text = (folder / "out" / "bench.md").read_text()
-    # A faster program takes fewer seconds.
+    # a faster program takes fewer seconds
     assert "| 0.06 (0.06 – 0.25) | – / – | noisy: rounds of ours differ by a factor of 4.00" in text
     assert "not quiet in the rows marked noisy" in text
     assert start(folder) == 0
@@ -294,7 +295,8 @@ def test_the_clock_counts_the_processors_that_may_be_used(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2}, raising=False)
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
     clock = machine.clock(stat)
-    # Busy time excludes idle time and waiting for a disk; the users' time already includes guests.
+    # Busy time excludes idle time and waiting for a disk; the time of users already includes
+    # guests.
     assert clock.busy == pytest.approx((100 + 20 + 30 + 6 + 7 + 8 + 100) / 100)
     assert backend.cores() == 2
     assert machine.clock(tmp_path / "none") is None

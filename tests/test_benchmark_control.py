@@ -1,4 +1,4 @@
-"""Measurements of the control benchmark: updates alone, an environment alone, alternation."""
+"""Tests measurements of the control benchmark: updates alone, an environment alone, alternation."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("env", "log_prob"),
     [
-        # Legal actions: two of two, and two of three.
+        # The first choice has two legal actions of two, the second two of three.
         pytest.param(structured.Everything(), -2 * math.log(2), id="choices"),
         *(
             pytest.param(env, log_prob, id=name, marks=pytest.mark.slow)

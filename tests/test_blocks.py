@@ -1,4 +1,4 @@
-"""Deep models: their scanned blocks equal a plain loop over blocks, and compile as one block."""
+"""Tests deep models: scanned blocks equal a plain loop over blocks, and compile as one block."""
 
 import functools
 
@@ -36,7 +36,7 @@ def drawn(model, scale=0.5):
 
 
 def by_hand(model, params, tokens, pad):
-    """Computes logits `[B, N, V]` in float64, looping over rows, blocks, heads and positions."""
+    """Computes logits `[B, N, V]` in float64, by loops over rows, blocks, heads and positions."""
     own = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
     size, heads, kv_heads = model.size, model.heads, model.kv_heads or model.heads
 
@@ -108,7 +108,7 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
 
 @pytest.mark.parametrize("adapters", [None, pytest.param(Lora(2), marks=pytest.mark.slow)])
 def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
-    """Compares values, gradients, and completions drawn with a cache."""
+    """Compares values, gradients, and completions sampled with a cache."""
     model = Transformer(14, width=8, layers=DEEP, heads=2, mlp_width=12, lora=adapters)
     params = drawn(model)
 
@@ -140,7 +140,8 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
 
 
 def instructions(layers):
-    """Returns the instructions in the program of one iteration, with sampling and update."""
+    """Returns the instructions in the compiled program of one iteration, with sampling and
+    update."""
     model = Transformer(
         TASK.tokenizer.size, width=8, layers=layers, heads=2, mlp_width=12, gated=False
     )
@@ -162,7 +163,7 @@ def test_the_cache_of_scanned_blocks_leads_with_rows():
 
 
 def test_the_cache_of_scanned_blocks_is_updated_in_place():
-    """No instruction of a decoding step creates another array of the cache's size."""
+    """No instruction of a decoding step creates a second array of the cache's size."""
     model = Transformer(14, width=8, layers=DEEP, heads=2)
     cache, params = model.empty_cache(3, 50), drawn(model)
 
@@ -180,8 +181,8 @@ def test_the_cache_of_scanned_blocks_is_updated_in_place():
 def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
     """Adam's first step is 0.001957 by hand, just over half of the distance from 1 to 1 − 2⁻⁸.
 
-    Rounded to bfloat16 first, the step would be exactly half of that distance, 2⁻⁹, and 1 would
-    stay 1.
+    With moments in bfloat16, the step would be exactly half of the distance 2⁻⁸, and a parameter of
+    1 would not change.
     """
     params = {"w": jnp.full(4, 1.0, jnp.bfloat16)}
     optimizer = optimizers.adam(0.001957, max_grad_norm=1.0)
@@ -192,7 +193,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
         return (Mean(total, jnp.float32(1.0)),), {}
 
     update = updates.gradient_update(loss, optimizer, num_microbatches=4)
-    # In bfloat16, the sum 1 + 3/1024 + 3/1024 + 3/1024 would stay 1.
+    # In bfloat16, the sum 1 + 3/1024 + 3/1024 + 3/1024 would remain 1.
     samples = jnp.array([1.0, *[3 / 1024] * 3])[:, None] * jnp.ones((4, 4))
     after, opt_state, metrics = jax.jit(update)(params, state, samples, jax.random.key(0))
     np.testing.assert_allclose(metrics["grad_norm"].value(), 2 * (1 + 9 / 1024) / 4, rtol=1e-6)
@@ -203,7 +204,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
 
 
 def test_a_shallow_model_begins_with_what_a_key_has_always_given():
-    """The matrices have the means of commit 0fc4288, when each block had its own names."""
+    """The matrices have the means of commit 0fc4288, in which each block had its own names."""
     model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
     variables = jax.jit(model.init)(jax.random.key(7), TOKENS, PAD)
     blocks, adapters = (variables[name]["blocks"] for name in ("params", "lora"))
@@ -216,7 +217,7 @@ def test_a_shallow_model_begins_with_what_a_key_has_always_given():
 
 @pytest.mark.parametrize("depth", [2, DEEP])
 def test_parameters_of_another_depth_are_refused(depth):
-    """A missing block would otherwise be read as the last block that exists."""
+    """A missing block would otherwise be taken from the last block that exists."""
     model = Transformer(14, width=8, layers=depth, heads=2, mlp_width=12)
     params = drawn(model)
     for other in (depth - 1, depth + 1):

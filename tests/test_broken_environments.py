@@ -1,4 +1,4 @@
-"""Environments that break their contract silently: measurements of a run, and its warnings."""
+"""Tests environments that break their contract silently: metrics of a run, and its warnings."""
 
 import json
 
@@ -20,9 +20,9 @@ from jaxrl_po.run.loop.progress import MetricWarnings
 
 
 class NeverResets:
-    """Environment that is done from the fifth step on and observes the step.
+    """Environment that is done from the fifth step on and observes the step number.
 
-    The observation space ends at 3.
+    The upper bound of its observation space is 3.
     """
 
     default_params = Params()
@@ -42,7 +42,7 @@ class NeverResets:
 
 
 class NeverEnds(NeverResets):
-    """Environment that states a limit of five steps and does not stop there."""
+    """Environment that states a limit of five steps and does not end episodes at the limit."""
 
     def step(self, key, t, action, params=None):
         seen, t, reward, _, truncated, info = super().step(key, t % 3, action)
@@ -50,7 +50,8 @@ class NeverEnds(NeverResets):
 
 
 class Nested(AlwaysTruncated):
-    """Environment with a class in a structured observation: −1 is outside the space, 1 within."""
+    """Environment with a class in a structured observation: the class −1 is outside the space, 1
+    within."""
 
     def observation_space(self, params=None):
         hidden = {"pair": spaces.Tuple((spaces.Discrete(2), spaces.Box(0.0, 1.0, (1,))))}
@@ -77,7 +78,7 @@ def batches(problem, count=3):
 
 
 def doubts(metrics):
-    """Returns the lines about each iteration, one after another."""
+    """Returns the warnings about each iteration, one after another."""
     asked = MetricWarnings()
     return [
         line
@@ -88,9 +89,9 @@ def doubts(metrics):
 
 def test_episodes_of_one_step_are_counted():
     metrics = batches(control.make_problem(NeverResets(), num_envs=20, num_steps=6))
-    # The first episode ends at step 5, and each later step is an episode.
+    # The first episode ends at step 5, and each later step is an episode of its own.
     assert (metrics["frac_one_step"].metric()[:, 0] * 6).round().tolist() == [1.0, 6.0, 6.0]
-    # Steps 0 to 3 are within the range; the policy then sees 4 and larger numbers.
+    # Steps 0 to 3 are within the range; the policy then observes 4 and larger numbers.
     assert (metrics["frac_out_of_range"].metric()[:, 0] * 6).round().tolist() == [2.0, 6.0, 6.0]
     said = doubts(metrics)
     assert [line.partition(": ")[0] for line in said] == [
@@ -109,7 +110,8 @@ def test_a_vine_and_groups_are_counted_alike():
     groups = batches(
         control.make_groups(NeverResets(), num_prompts=2, group_size=2, num_steps=9), 2
     )
-    # The last of the five steps of an episode is outside; the steps after its end are masked.
+    # The last of the five steps of an episode is outside the space; the steps after the end are
+    # masked.
     np.testing.assert_allclose(groups["frac_out_of_range"].metric(), 1 / 5)
 
 
@@ -168,7 +170,7 @@ def test_an_evaluation_says_which_episodes_ended():
     never = evaluated(NeverEnds())
     assert never["ended"].tolist() == [0.0] * 3
     assert never["length"].tolist() == [5.0] * 3
-    # the last allowed step ends them
+    # the last allowed step ends both episodes
     assert evaluated(NeverResets())["ended"].tolist() == [1.0] * 3
     assert evaluated(NeverResets(), max_steps=4)["ended"].tolist() == [0.0] * 3
 

@@ -1,4 +1,4 @@
-"""The comparison of two trees: exceptions for settings only."""
+"""Tests the comparison of two trees: exceptions exist for settings only."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Objects of Python whose source changed between two starts of a run."""
+"""Tests Python objects whose source changed between two starts of a run."""
 
 import functools
 import json
@@ -61,7 +61,8 @@ SIZES = {"problem.num_envs": 4, "problem.num_steps": 8, "network.width": 8}
 
 
 def defined(change, place="<a cell>"):
-    """The names of `CODE` after a change, as a notebook defines them; `UNREADABLE` has no lines."""
+    """Returns the names of `CODE` after a change, as a notebook defines them; `UNREADABLE` has no
+    source lines."""
     text = CODE.replace(*(change or SAME), 1)
     names = {"__name__": "own"}
     exec(compile(text, place, "exec"), names)
@@ -76,7 +77,7 @@ def objects(change):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of two runs, traced only; the second is deterministic."""
+    """Returns folders of two runs, traced only; the second run is deterministic."""
     outs = [tmp_path_factory.mktemp("runs") / name for name in ("plain", "deterministic")]
     with pytest.MonkeyPatch.context() as patch:
         shapes.trace_only(patch)
@@ -128,7 +129,7 @@ def digest(flag, value):
 
 
 def kinds(change):
-    """Digests of objects that contain the same code in different ways."""
+    """Returns digests of objects that contain the same code in different ways."""
     names = defined(change)
     cue, score = names["Cue"], names["score"]
     values = {
@@ -169,7 +170,8 @@ def test_digest_follows_the_code_that_is_used(change, other):
 def test_lambda_is_known_wherever_it_stands():
     first = digest("reward", lambda completions, **_: [1.0 for _ in completions])
     settings = {"reward": lambda completions, **_: [1.0 for _ in completions], "seeds": 2}
-    assert digest("reward", settings["reward"]) != first  # its line has more
+    # The line of the lambda contains other code too.
+    assert digest("reward", settings["reward"]) != first
     again = {
         "seeds": 2,
         "reward": lambda completions, **_: [1.0 for _ in completions],
@@ -203,7 +205,7 @@ def test_the_package_of_a_reward_is_not_imported(tmp_path, monkeypatch):
 
 
 class Loud:
-    """An object whose attributes raise."""
+    """Object whose attributes raise when they are read."""
 
     @property
     def args(self):

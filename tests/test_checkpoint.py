@@ -201,9 +201,10 @@ def test_an_unfinished_checkpoint_is_not_used(saved):
 
 
 def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # no other folder is needed either
+    # An intact checkpoint does not need other folders.
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     DAMAGES[0](saved / "3")
-    (saved / "4").mkdir()  # another process has just started to write it
+    (saved / "4").mkdir()  # another process has just started to write this checkpoint
     before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
     iteration, loaded = checkpoint.peek(saved, state())
     assert iteration == 2
@@ -220,7 +221,8 @@ def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved, monkeypa
 def test_a_checkpoint_that_its_writer_deletes_while_it_is_read_is_not_used(
     saved, monkeypatch, raises
 ):
-    """The writer continues with the next checkpoint, which is then read."""
+    """The writer continues with the next checkpoint, which is then read in place of the deleted
+    one."""
     restore, read = ocp.CheckpointManager.restore, []
 
     def overtaken(self, iteration, args):
@@ -325,7 +327,8 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
 
 
 def test_another_number_of_devices(tmp_path):
-    """A state from four devices loads onto two, and from two onto one: shapes are global."""
+    """A state from four devices loads onto two devices, and from two onto one: shapes are
+    global."""
 
     def on(count):
         mesh = jax.make_mesh(

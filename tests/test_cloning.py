@@ -1,4 +1,4 @@
-"""Behaviour cloning: samples of recorded episodes, learning from them, and refused recordings."""
+"""Tests behaviour cloning: samples of recorded episodes, learning, and refused recordings."""
 
 import gymnax
 import jax
@@ -16,7 +16,7 @@ ENV = gymnax.make("CartPole-v1")[0]
 
 
 def test_steps_are_drawn_with_their_actions_whatever_the_layout():
-    """Every entry of observation i is i, and the action of observation i is i modulo 2."""
+    """Every entry of observation i is i, and the action for observation i is i modulo 2."""
     problem = control.make_problem(ENV, num_envs=4, num_steps=3)
     observation = jnp.repeat(jnp.arange(50.0)[:, None], 4, axis=1)
     action = jnp.arange(50, dtype=jnp.int32) % 2
@@ -37,7 +37,7 @@ def test_steps_are_drawn_with_their_actions_whatever_the_layout():
 
 
 def recorded(path, **changed):
-    """Returns five episodes of a controller that balances the pole, or other arrays."""
+    """Returns five recorded episodes of a controller that balances the pole, or other arrays."""
 
     def episode(key):
         observation, state = ENV.reset(key, ENV.default_params)
@@ -60,7 +60,7 @@ def recorded(path, **changed):
             name: np.asarray(x).reshape(-1, *x.shape[2:])
             for name, x in zip(names, played, strict=True)
         }
-        assert not arrays["terminated"].any()  # every episode lasts to its time limit
+        assert not arrays["terminated"].any()  # every recorded episode lasts to its time limit
     np.savez(path, **arrays)
     return f"--demonstrations={path}"
 

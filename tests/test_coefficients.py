@@ -1,9 +1,9 @@
-"""Every number of every config by hand: the term that it scales, its sign and its size.
+"""Tests every number of every config by hand: the term that it scales, its sign and its size.
 
-Each test takes one step of gradient descent: unless the default optimizer is tested, it is
-`sgd(1)`, so that the change of the parameters is a gradient. The parameters differ from those that
-sampled the batch, so that ratios are not 1, and the reference differs from both. The expected
-gradient is computed in numpy, from the weight of every step on `∇ log π`.
+Each test takes one step of gradient descent: unless the default optimizer is tested, the optimizer
+is `sgd(1)`, so that the change of the parameters is a gradient. The parameters differ from the
+parameters that sampled the batch, so that ratios are not 1, and the reference differs from both.
+The expected gradient is computed in NumPy, from the weight of every step on `∇ log π`.
 """
 
 import jax
@@ -36,7 +36,7 @@ from one_step import (
 
 from jaxrl_po.config import as_arrays
 
-# Coefficients of terms.
+# Tests of coefficients of terms.
 
 
 @number("entropy_coefficient", "ppo", "a2c", "reinforce", *GROUPS)
@@ -66,7 +66,8 @@ def test_the_value_loss_is_half_the_squared_error_times_its_coefficient(algorith
     *("dr_grpo", "sapo", "gmpo", "dppo", "pkpo", "kl_cov", "distillation"),
 )
 def test_the_penalty_pulls_towards_the_reference_in_proportion(algorithm):
-    """k3 has the gradient (1 − π_ref / π) ∇ log π; along the step the exact KL(π_ref ‖ π) falls."""
+    """The k3 penalty has the gradient (1 − π_ref / π) ∇ log π; along the step the exact KL(π_ref ‖
+    π) falls."""
     k = known(algorithm)
     towards = gradient(algorithm, weights(algorithm) * np.expm1(k.reference - k.now))
     nothing = change(algorithm, kl_coefficient=0.0).policy
@@ -109,7 +110,7 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
 def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
     """The first step of an update has no gradient.
 
-    The second step has the gradient of the exact KL(old ‖ new).
+    The second step of the update has the gradient of the exact KL(old ‖ new).
     """
     k, params = known(algorithm), situation(WITH_CRITIC)[0].policy
     first = gradient(algorithm, weights(algorithm) * k.ratio * gae(k, 0.99, 0.95))

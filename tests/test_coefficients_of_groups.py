@@ -1,4 +1,4 @@
-"""Numbers of the methods of 2025 and 2026 by hand: gates, trust regions and corrections.
+"""Tests numbers of the methods of 2025 and 2026 by hand: gates, trust regions and corrections.
 
 As in `test_coefficients`, each test takes one step of gradient descent.
 """
@@ -59,7 +59,7 @@ def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
 
 @number("delta_low delta_high max_ratio", "dppo")
 def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
-    """The change is measured against the sampler: π_old plays no part in it."""
+    """The change is measured against the sampler: π_old has no influence on it."""
     k = known(algorithm)
     advantage = in_group(k, k.score)
     r, difference, kept = np.exp(k.now - k.sampler), np.exp(k.now) - np.exp(k.sampler), []
@@ -151,7 +151,8 @@ def test_wrong_responses_far_from_the_sampler_are_dropped_and_still_counted(algo
 
 
 def test_the_reweighted_penalty_has_the_gradient_of_the_kl_to_the_reference():
-    """d(r k3) = r (k3 + 1 − π_ref / π) d log π = r (log π − log π_ref) d log π."""
+    """The derivative is d(r k3) = r (k3 + 1 − π_ref / π) d log π = r (log π − log π_ref) d log
+    π."""
     k = known("grpo")
     nothing = change("grpo", kl_coefficient=0.0).policy
     pulled = minus(change("grpo", kl_coefficient=0.5, reweight_kl=True).policy, nothing)
@@ -169,7 +170,8 @@ def test_distillation_follows_the_teacher_token_by_token():
 
 
 def test_pkpo_counts_what_a_response_adds_to_the_others():
-    """For k = 2 the gain is twice the mean over the other responses of its margin over each."""
+    """For k = 2 the gain of a response is twice its mean margin over the other responses, where
+    positive."""
     k = known("pkpo")
     gain = 2 * np.maximum(k.score[:, :, None] - k.score[:, None, :], 0).sum(2) / 3
     advantage = gain.reshape(-1, 1) * np.ones_like(k.mask)

@@ -1,4 +1,4 @@
-"""Flax collections beside `params`: constants of a run, or refused."""
+"""Tests Flax collections beside `params`: constants of a run, or refused collections."""
 
 import flax.linen as nn
 import gymnax
@@ -61,7 +61,7 @@ LEARNERS = {
 
 
 def size_of(tree):
-    """Numbers in arrays, such as Adam's two moments of each parameter."""
+    """Counts the numbers in arrays, such as Adam's two moments of each parameter."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree) if leaf.ndim)
 
 
@@ -71,7 +71,7 @@ def names(tree):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_constants_are_handed_on_by_every_update(name):
-    """The program returns its own input, so that nothing can have moved it."""
+    """The program returns its own input, so that no constant can have moved."""
     learner = LEARNERS[name]()
     state, batch = jax.eval_shape(lambda key: learner.sample(learner.init(key)), jax.random.key(0))
     program, (after, _) = jax.make_jaxpr(learner.update, return_shape=True)(state, batch)
@@ -89,7 +89,7 @@ def test_constants_are_handed_on_by_every_update(name):
         assert each.startswith(".params.constants"), "constants have no moments and no reference"
         assert made[each] is given[each]
     policy, value = (size_of(each) for each in (state.params.policy, state.params.value))
-    moments = 1 if name == "a2c" else 2  # RMSProp has no first one
+    moments = 1 if name == "a2c" else 2  # RMSProp has no first moment
     assert size_of(state.opt_state) / moments in (policy, value, policy + value)
     moved = [each for each in before if each.startswith(".params.policy")]
     assert all(made[each] is not given[each] for each in moved)
@@ -97,7 +97,8 @@ def test_constants_are_handed_on_by_every_update(name):
 
 @pytest.mark.parametrize("module", [ppo, trpo])
 def test_a_constant_acts_as_one_that_is_baked(module):
-    """Gradient norm, Fisher product, step and loss equal the module that contains it."""
+    """Gradient norm, Fisher product, step and loss equal those of the module that contains the
+    constant."""
     config = module.Config(**(STEPS if module is ppo else {**FIT, "cg_iterations": 3}))
     learner = module.make(config, on_control())
     state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
@@ -143,7 +144,8 @@ def test_constants_are_saved_and_differ_by_seed(tmp_path):
 
 @pytest.mark.usefixtures("trace_only")
 def test_a_run_of_the_command_carries_constants(tmp_path):
-    """Over two devices, in evaluations, from its folder, and into a run that starts from it."""
+    """Constants are carried over two devices, in evaluations, from the run's folder, and into a run
+    that starts from this run."""
     own = f"{__file__.rsplit('/', 1)[0]}/own_modules.py"
     flags = [
         *(f"--problem.{name}={size}" for name, size in SIZES.items()),
@@ -176,7 +178,7 @@ MEMORY = networks.Recurrent(
         (Through(nn.BatchNorm(use_running_average=True), networks.CategoricalHead(2)), 1),
         (Through(nn.Dropout(0.5, deterministic=True), networks.CategoricalHead(2)), 0),
         (MEMORY, 1),
-        (Policy((1.0,) * 4), 0),  # it sows, which leaves nothing
+        (Policy((1.0,) * 4), 0),  # the module sows values, which are dropped
     ],
 )
 def test_modules_that_only_read_are_taken(policy, collections):

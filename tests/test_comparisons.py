@@ -1,4 +1,4 @@
-"""The comparison scripts: the family, tuned settings and suites."""
+"""Tests the comparison scripts: the family of methods, tuned settings and suites."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,8 @@ EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
 def fake_control(main_argv):
-    """A run that finishes at once: TRPO is good from the first evaluation, anything else never."""
+    """Stands in for a run that finishes immediately: TRPO is good from the first evaluation, other
+    methods never."""
 
     def main(argv):
         main_argv.append(argv)
@@ -82,12 +83,13 @@ def test_unknown_methods_are_named(tmp_path):
         family.main(["--methods=trop", f"--out={tmp_path}"])
 
 
-# Environments of the host share their settings: one of each family.
+# Environments on the host share their settings: one environment of each family.
 FAMILIES = {"MuJoCo": "envpool:HalfCheetah-v4"}
 
 
 def env_of(stem):
-    """Returns the environment of a file, whose name has a hyphen for the colon of a suite."""
+    """Returns the environment that a file of settings is for; the file's name has a hyphen for a
+    suite's colon."""
     suite, _, name = stem.partition("-")
     return f"{suite}:{name}" if suite in SUITES else FAMILIES.get(stem, stem)
 
@@ -106,7 +108,7 @@ def test_every_tuned_file_is_read():
 
 @pytest.mark.parametrize("path", configs(), ids=name)
 def test_tuned_settings_are_valid(path):
-    """Every file names a method and an environment that exist, and flags that they have."""
+    """Every file of settings names an existing method and environment, and flags that both have."""
     saved = json.loads(path.read_text())
     env = env_of(path.stem)
     options = flags_lib.parse_records(
@@ -141,7 +143,7 @@ def test_tuned_settings_are_valid(path):
 def test_tuned_settings_of_suites_name_existing_environments(path):
     env = env_of(path.stem)
     pytest.importorskip(SUITES[env.partition(":")[0]])
-    with jax.numpy_rank_promotion("allow"):  # suites rely on it
+    with jax.numpy_rank_promotion("allow"):  # the suites rely on rank promotion
         from_suite(env)
 
 

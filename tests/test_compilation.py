@@ -1,4 +1,5 @@
-"""Programs compile with the settings of their backend, unless the user has chosen others."""
+"""Tests that programs compile with the settings of their backend, unless the user has chosen other
+settings."""
 
 import threading
 
@@ -40,7 +41,7 @@ OLDER = "xla_cpu_use_fusion_emitters"
 def test_a_program_has_the_settings_of_its_backend(
     monkeypatch, backend, flags, argument, light, wanted
 ):
-    """XLA on a CPU knows the settings of every backend, and refuses other names and values."""
+    """On a CPU, XLA knows the settings of every backend, and refuses unknown names and values."""
     given = []
     compile_ahead = jax.stages.Lowered.compile
 
@@ -59,9 +60,9 @@ def test_a_program_has_the_settings_of_its_backend(
 
 @pytest.mark.parametrize("small", [True, False])
 def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypatch, small):
-    """The training step and evaluations compile with full effort, even on a small state.
+    """The training step and evaluations compile with full effort, even for a small state.
 
-    An iteration is traced once.
+    The function of an iteration is traced once.
     """
     effort, traced = {}, []
 
@@ -96,9 +97,9 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
 
 
 def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():
-    """The error keeps its own message while the others still compile.
+    """The error keeps its own message while the other programs still compile.
 
-    Results keep their call's order.
+    Results are in the order of the call's programs.
     """
     other, ended = threading.Event(), []
 
@@ -128,8 +129,8 @@ def test_what_compiling_freed_is_returned_to_the_system(monkeypatch):
 
 
 def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
-    """The C library would otherwise retain the freed pages."""
-    blocks = [np.ones(12_500) for _ in range(2_000)]  # these blocks take 190 MiB
+    """Without the call, the C library would retain the freed pages."""
+    blocks = [np.ones(12_500) for _ in range(2_000)]  # the freed blocks take 190 MiB
     last = blocks.pop()
     del blocks
     before = memory_held()

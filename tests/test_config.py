@@ -1,4 +1,4 @@
-"""Records of settings: leaves and structure, ranges and messages."""
+"""Tests records of settings: leaves and structure, ranges and messages."""
 
 import math
 
@@ -139,7 +139,7 @@ def test_intervals(interval, inside, outside, text):
 
 def test_changed():
     assert not config.changed(Settings(), "rate")
-    # The default in float32 counts as the default.
+    # A default in float32 counts as the default.
     assert not config.changed(Settings(rate=jnp.float32(0.1)), "rate")
     assert config.changed(Settings(rate=0.2), "rate")
     assert config.changed(Settings(rate=jnp.array([0.1, 0.2])), "rate")

@@ -1,4 +1,4 @@
-"""The adapter, the unroll, normalisation and evaluation of control problems."""
+"""Tests the adapter, the unroll, normalisation and evaluation of control problems."""
 
 import functools
 
@@ -47,7 +47,7 @@ def test_adapter_knows_gymnax_environments(name, shape, actions):
     observation, state = jax.eval_shape(environment.reset, jax.random.key(0))
     after, transition = jax.eval_shape(environment.step, jax.random.key(1), state, jnp.int32(0))
     assert observation.dtype == transition.final_observation.dtype == jnp.float32
-    # A weak type returned by reset but not by step would compile the second iteration anew.
+    # A weak type that reset returns, but step does not, would compile the second iteration again.
     assert jax.tree.structure(state) == jax.tree.structure(after)
     assert jax.tree.leaves(state) == jax.tree.leaves(after)
 
@@ -74,14 +74,15 @@ def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode
     cue = np.asarray(batch.inputs[..., 0])
     ends = np.asarray(batch.truncated)
     redrawn = ends[:, :-1] & (cue[:, 1:] != cue[:, :-1])
-    assert redrawn.any()  # the two would otherwise differ
-    # the cue does not change throughout an episode
+    assert redrawn.any()  # the cue of the next episode differs somewhere
+    # the cue is constant throughout an episode
     want = jax.jit(problem.apply)(params, batch.inputs)[1]
     np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)
 
 
 def test_values_and_log_probs_are_those_of_apply():
-    """Checks the second iteration, which normalises by the statistics of the first.
+    """The test checks the second iteration, which normalises by the statistics of the first
+    iteration.
 
     The next value of a step is the value of the following step.
     """
@@ -111,7 +112,7 @@ def test_unclipped_action_is_stored_and_clipped_action_is_played():
     _, _, _, batch = one_batch(MatchCueContinuous(), policy=Wide())
     assert (batch.action > 2.0).all()
     cue = batch.inputs[..., 0]
-    # The action is played as 1, the bound.
+    # the environment receives the action as 1, the bound
     np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)
     want = Wide().apply({}, batch.inputs).log_prob(batch.action)
     np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
@@ -124,7 +125,7 @@ def test_the_widest_box_has_a_finite_half_range():
 
 
 def test_actions_are_in_units_of_the_half_range():
-    env = PENDULUM  # the torque is in [−2, 2]
+    env = PENDULUM  # the torque lies in [−2, 2]
     environment = control.adapt(env)
 
     @jax.jit
@@ -164,7 +165,8 @@ def test_environments_do_not_share_random_numbers_and_keys_advance():
 
 
 def test_split_environments_collect_what_they_collect_together():
-    """Random numbers depend on the index of an environment, not on the device that holds it."""
+    """Random numbers depend on the index of an environment, not on the device of the
+    environment."""
     problem, params, _, _ = one_batch(CART_POLE)
     _, collector = jax.jit(problem.init)(jax.random.key(0))
     collect = jax.jit(problem.collect)
@@ -215,7 +217,8 @@ def test_evaluation_is_frozen_and_repeatable():
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
     np.testing.assert_array_equal(first["return"], second["return"])
-    np.testing.assert_array_equal(first["return"], first["length"])  # CartPole pays 1 per step
+    # CartPole has a reward of 1 per step.
+    np.testing.assert_array_equal(first["return"], first["length"])
     assert first["return"].shape == (5,)
     assert (first["return"] >= 1.0).all()
     stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(
@@ -225,7 +228,8 @@ def test_evaluation_is_frozen_and_repeatable():
 
 
 def test_greedy_evaluation_plays_the_mode_whatever_the_key():
-    """MatchCueContinuous pays −(a − cue / 2)², once: two returns, one for each cue."""
+    """MatchCueContinuous has one reward of −(a − cue / 2)²: there are two returns, one for each
+    cue."""
     env = MatchCueContinuous()
     problem = control.make_problem(env, num_envs=2, num_steps=2)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
@@ -323,7 +327,7 @@ def test_unknown_spaces_are_named():
 
 
 class Costs(AlwaysTruncated):
-    """Environment whose steps each cost 1."""
+    """Environment in which each step costs 1."""
 
     def reward(self, state, action):
         return jnp.float32(-1.0)
@@ -334,7 +338,7 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (Costs(), 1)}
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
 def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
-    """The std is 0 up to rounding: dividing by it once scaled a reward of 1 to 1e8."""
+    """The std is 0 up to rounding: dividing by this std once scaled a reward of 1 to 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
     np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
@@ -364,14 +368,14 @@ def test_what_is_not_finite_is_counted_and_its_update_skipped():
     assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
     *_, batch = one_batch(TRUNCATED)
     assert float(batch.metrics["frac_nonfinite"].metric()) == 0.0
-    # Normalising would clip the infinite observation to 10.
+    # Normalisation would clip the infinite observation to 10.
     problem = control.make_problem(
         InfiniteView(), num_envs=4, num_steps=10, normalize_observations=True
     )
     learner = ppo.make(ppo.Config(num_minibatches=1), problem)
     before = jax.jit(learner.init)(jax.random.key(0))
     after, metrics = jax.jit(learner.step)(before)
-    # Steps 3, 4 and 5 of each episode of five lead to an infinite observation.
+    # Steps 3, 4 and 5 of each episode of five steps lead to an infinite observation.
     assert float(metrics["frac_nonfinite"].metric()) == pytest.approx(3 / 5)
     assert float(metrics["skipped"].metric()) == 1.0
     chex.assert_trees_all_equal(before.params, after.params)

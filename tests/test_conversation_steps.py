@@ -1,4 +1,4 @@
-"""Conversations step by step equal the conversations of the single program."""
+"""Tests that conversations step by step equal the conversations of the single program."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ SIZES = SamplingSettings(
 
 
 def ragged():
-    """Builds a dialogue that repeats a message or a part; a message that begins with 5 ends it."""
+    """Builds a dialogue that repeats a message or a part of the message; a message that begins with
+    5 ends the dialogue."""
 
     def write(said):
         message, written = said
@@ -61,7 +62,7 @@ def ragged():
 
 
 class Game:
-    """Dialogue of the program as an environment on the host."""
+    """Dialogue of the compiled program, as an environment on the host."""
 
     names = ("return",)
 
@@ -113,7 +114,8 @@ def drawn(model):
 
 @pytest.fixture(scope="module")
 def both():
-    """Returns the single program's batch, the batch of the steps, and its log-probabilities."""
+    """Returns the single program's batch, the batch of the steps, and the log-probabilities of the
+    steps."""
     dialogue, critic = ragged(), MODEL.clone(outputs=1)
     whole = dialogues.make_problem(dialogue, MODEL, critic=critic, **vars(SIZES))
     key = jax.random.key(7)
@@ -134,7 +136,8 @@ def both():
     prompts, states = jax.tree.map(lambda x: np.repeat(x, GROUP, axis=0), reset)
     each = [jax.tree.map(lambda x, i=i: x[i], states) for i in range(PROMPTS * GROUP)]
     partner = Game(dialogue, prompts, each)
-    # A prompt has more columns than a reply, and the steps need them; the policy sees no padding.
+    # A prompt has more columns than a reply, and the steps need all columns; the policy does not
+    # see padding.
     host = HostDialogues(dialogue, MODEL, partner, SIZES, TURNS, REPLY + 2, REPLY)
     engine = host.open(0, [0])
     with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +168,7 @@ def both():
 def test_the_steps_give_the_batch_of_the_one_program(both):
     expected, batch, _ = both
     replied = expected.inputs.position[:, 1:] - expected.inputs.position[:, :-1] > 1
-    assert (replied & expected.mask[:, 1:]).any()  # there are replies between messages
+    assert (replied & expected.mask[:, 1:]).any()  # the dialogues have replies between messages
     assert expected.truncated.any()
     assert (expected.terminated & ~expected.truncated).any()
     assert (expected.reward.any(axis=1) & (expected.columns["step_end"].sum(axis=1) > 1)).any()

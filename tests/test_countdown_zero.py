@@ -1,4 +1,5 @@
-"""`experiments/studies/countdown_zero.py`: its traces, its verifier, its held-out problems."""
+"""Tests `experiments/studies/countdown_zero.py`: its traces, its verifier, its held-out
+problems."""
 
 import json
 import operator
@@ -39,7 +40,7 @@ def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
         [score] = countdown_zero.right([written], [numbers], [target])
         assert score == (found[-1] == target)
         outcomes.add(score)
-    assert outcomes == {0.0, 1.0}  # the search succeeds and fails
+    assert outcomes == {0.0, 1.0}  # the traces contain searches that succeed and searches that fail
 
 
 @pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7:3*2+7"])
@@ -50,7 +51,8 @@ def test_any_right_expression_is_right(text):
 @pytest.mark.parametrize(
     "text",
     [
-        # Wrong traces: no answer after the tries; other numbers or another value; no expression.
+        # Wrong traces: without an answer after the tries; with other numbers or another value;
+        # without an expression.
         *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7:", ":(3*2)+7:3+7"),
         *(":3+3+7", ":3*2+7+0", ":3*2*7", ":6+7", ":13", ":(3-2)*7", ":(7-3)*2+7-2"),
         *(":3*2+7=13", ":3*2+7,", ":(3*2+7", ":3(2)+7", ":7--2*-3", ":3*2++7", ":" + 90 * "("),

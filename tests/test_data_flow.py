@@ -1,4 +1,4 @@
-"""Tests the detector of functions that mix rows, with functions whose behaviour is known."""
+"""Tests the detector of functions that mix rows, on functions whose behaviour is known."""
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def judged(function, rows=6):
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_operations_within_a_row_keep_rows_apart(name):
     assert judged(ROW_WISE[name])
-    assert judged(ROW_WISE[name], rows=4)  # as many rows as a row has elements
+    assert judged(ROW_WISE[name], rows=4)  # the input has as many rows as a row has elements
 
 
 @pytest.mark.parametrize("name", MIXING)

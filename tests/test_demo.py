@@ -1,4 +1,4 @@
-"""The demo: its verdict, its pictures, its flags."""
+"""Tests the demo: its verdict, its pictures, its flags."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from jaxrl_po.run.store import metrics, statistics
 
 
 def fake_part(name, score, values, status=0):
-    """Builds a part of the demo that finishes at once, with `values` as its result."""
+    """Builds a part of the demo that finishes immediately, with `values` as its result."""
 
     def main(argv):
         out = Path(next(flag.removeprefix("--out=") for flag in argv if flag.startswith("--out=")))
@@ -34,7 +34,8 @@ def fake_part(name, score, values, status=0):
 @pytest.mark.parametrize(
     ("returns", "accuracies", "status"),
     [
-        ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),  # interquartile mean 485, mean 0.91
+        # The interquartile mean is 485, the mean 0.91.
+        ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),
         *(
             pytest.param(returns, accuracies, 1, marks=pytest.mark.slow)
             for returns, accuracies in (
@@ -89,7 +90,8 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
 
 
 def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
-    """Settings for runs of 500,000 steps reached 440 in the demo and fell back to 175."""
+    """Settings that were tuned for runs of 500,000 steps reached 440 in the demo and fell back to
+    175."""
     saved = json.loads((demo.control.CONFIGS / "a2c" / f"{demo.FAMILY.env}.json").read_text())
     assert saved["score"]["steps"] == demo.FAMILY.total_steps
     assert saved["score"]["mean"] >= demo.FAMILY.threshold
@@ -102,10 +104,11 @@ def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
 
 @pytest.mark.slow
 def test_a2c_of_the_demo_learns_and_keeps_it(tmp_path):
-    """Checks the last quarter, where 20 runs (10 base seeds, two commits) never fell below 486.
+    """The test checks the last quarter, where 20 runs (10 base seeds, two commits) never fell below
+    486.
 
-    Before the last quarter 14 of the 20 fall below the threshold again, once to 345; which ones
-    depends on the rounding of the machine.
+    Before the last quarter 14 of the 20 runs fall below the threshold again, once to 345; rounding,
+    which depends on the machine, decides which runs fall.
     """
     options = dataclasses.replace(demo.FAMILY, methods="a2c")
     (result,) = demo.family.compare(options, tmp_path)

@@ -1,4 +1,4 @@
-"""Runs of dialogues on the command line."""
+"""Tests runs of dialogues on the command line."""
 
 import dataclasses
 import html
@@ -37,7 +37,7 @@ SMALL = [
 
 
 def written(game):
-    """Returns a game as a person reads it, formatted independently."""
+    """Returns a game as a person reads it, formatted independently of the library."""
     text = f"step {game['step']:,}, {game['decoding']}, score {game['score']:g}"
     text += f", guesses {game['guesses']:g}\nprompt  {game['prompt']}"
     for turn in game["turns"]:
@@ -56,7 +56,7 @@ def written(game):
 
 @pytest.fixture(scope="module")
 def games():
-    """Returns games of an untrained policy: some of so many messages are guesses."""
+    """Returns games of an untrained policy, some of whose messages are guesses."""
     dialogue = dialogues.higher_lower(4, max_turns=3)
     model = Transformer(dialogue.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8)
     describe = dialogues.make_describe(dialogue, model, num_prompts=1024)
@@ -77,7 +77,7 @@ def test_games_are_told_turn_by_turn(games):
     }
     assert len(first["greedy"]) == 1 < len(first["sampled"])
     told = 0
-    # a greedy game of each prompt, and a group of four sampled games
+    # a greedy game for each prompt, and a group of four sampled games
     for start in range(0, len(games), 5):
         group = [(game["score"], game["turns"][0]["advantage"]) for game in games[start + 1 :][:4]]
         told += any(advantage for _, advantage in group)
@@ -177,7 +177,8 @@ def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
 
 
 def test_a_discount_per_turn_is_that_of_the_turns():
-    """Tests γ = ½ and λ = ½ between turns and 1 within a turn, for each estimator, row by row."""
+    """The test sets γ = ½ and λ = ½ between turns and 1 within a turn, for each estimator, row by
+    row."""
     turn_ends = np.array([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]], bool)
     count = np.array([[6], [4], [3]])
     step = np.arange(6)
@@ -212,7 +213,7 @@ def test_a_discount_per_turn_is_that_of_the_turns():
             for t in range(count)
         ]
         np.testing.assert_allclose(target[row, :count], expected, rtol=1e-6)
-        # λ-returns mix the return that follows with its value; both weights are 1 within a turn.
+        # λ-returns mix the following return with its value; within a turn both weights are 1.
         gamma, lambda_ = (np.where(turn_ends[row], x, 1.0) for x in (0.5, 0.25))
         known = np.append(value[row, 1:count], 0.0)
         mixed = 0.0

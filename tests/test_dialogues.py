@@ -1,4 +1,4 @@
-"""Dialogues: one decode loop for all rows, the content of a batch, and the games."""
+"""Tests dialogues: one decode loop for all rows, the content of a batch, and the games."""
 
 import functools
 import itertools
@@ -36,9 +36,10 @@ class Said(NamedTuple):
 
 
 def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n, first: n):
-    """Returns a dialogue whose replies have `heard(turn, first token)` tokens, then `garbage`.
+    """Returns a dialogue whose replies have `heard(turn, first token)` tokens, followed by
+    `garbage`.
 
-    The reward of turn k is k; done after `ends_at` turns, or never.
+    The reward of turn k is k; a dialogue is done after `ends_at` turns, or never.
     """
 
     def reset(key, held_out):
@@ -80,7 +81,7 @@ def make(dialogue):
 
 @pytest.fixture(scope="module")
 def begun():
-    """Initial parameters and collector state, shared by the tests of all dialogues."""
+    """Returns initial parameters and collector state, shared by the tests of all dialogues."""
     generator = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: jnp.asarray((x.ndim == 1) + 0.1 * generator.normal(size=x.shape), x.dtype),
@@ -107,7 +108,8 @@ def test_dialogues_are_held_out_in_an_evaluation(begun):
 
 
 def test_turns_without_replies_equal_a_single_turn(begun):
-    """Two messages of two tokens, cut by their budget, beside a completion of four."""
+    """Two messages of two tokens, cut by their budget, are compared with a completion of four
+    tokens."""
     dialogue = parrot(turns=2, budget=2)
     task = language.Task(
         "plain",
@@ -126,7 +128,7 @@ def test_turns_without_replies_equal_a_single_turn(begun):
         jax.jit(functools.partial(collected, each))(begun) for each in (make(dialogue), single)
     )
     whole = np.asarray(plain.mask.all(axis=1) & (plain.action != TOKENIZER.eos).all(axis=1))
-    assert whole.sum() > PROMPTS  # an EOS ends a message, but a completion as a whole
+    assert whole.sum() > PROMPTS  # an EOS ends a message or a complete completion
     for name in ("action", "log_prob", "value", "mask"):
         np.testing.assert_array_equal(getattr(batch, name)[whole], getattr(plain, name)[whole])
     np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
@@ -156,7 +158,8 @@ def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
         assert batch.mask[row, :count].all()
         tokens, position = batch.inputs.tokens[row], batch.inputs.position[row]
         np.testing.assert_array_equal(tokens[3 + position[:count]], batch.action[row, :count])
-        # Read again, token by token: a message ends with EOS or its fourth token, then the reply.
+        # The conversation is computed again, token by token: a message ends with EOS or its fourth
+        # token, then the reply follows.
         at, turn, used, rewards, ends = 3, 1, [], [], []
         while turn <= 3:
             message = []
@@ -178,7 +181,8 @@ def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
         assert float(batch.reward[row].sum()) == 6.0
         assert (tokens[at:] == TOKENIZER.pad).all()
         assert np.flatnonzero(batch.terminated[row]).tolist() == [count - 1]
-        # V of the state before the next token that is sampled, whatever was read in between.
+        # The value is V of the state before the next sampled token, whatever tokens a reply added
+        # in between.
         following = np.append(batch.value[row, 1:count], 0.0)
         np.testing.assert_array_equal(batch.next_value[row, :count], following)
     assert lengths == {0, 1, 2, 3}
@@ -194,11 +198,12 @@ def test_what_stands_behind_a_reply_changes_nothing(begun):
 
 
 def test_no_row_waits_for_another():
-    """The loop runs as long as the longest row, not as long as the longest turns together."""
+    """The loop runs as long as the longest row, not as long as the longest turns added up."""
     calls = []
 
     class Talker:
-        """A row writes messages of as many tokens as the last token of its prompt says."""
+        """Policy whose messages have as many tokens as the last token of the row's prompt
+        states."""
 
         vocabulary = TOKENIZER.size
 
@@ -207,11 +212,11 @@ def test_no_row_waits_for_another():
 
         def apply(self, params, tokens, pad, cache, start, *, last=0):
             jax.debug.callback(calls.append, start)
-            chosen = jnp.where(tokens == 5, 1, 5)  # EOS after a 5, else a 5
+            chosen = jnp.where(tokens == 5, 1, 5)  # the policy says EOS after a 5, otherwise a 5
             return jnp.log(jax.nn.one_hot(chosen, TOKENIZER.size))[:, -1:], cache
 
     def respond(state, message, written, key):
-        # Even rows hear four tokens in the first turn, odd ones in the second.
+        # Even rows receive four tokens in the first turn, odd rows in the second turn.
         turn = state[1] + 1
         length = jnp.where(state[0] == turn % 2, 4, 0)
         reply = Reply(jnp.full(4, 6, jnp.int32), length.astype(jnp.int32))
@@ -236,12 +241,12 @@ def test_no_row_waits_for_another():
     jax.effects_barrier()
     used = (np.asarray(held.tokens) != TOKENIZER.pad).sum(axis=1)
     assert used.tolist() == [3 * 2 + 4, 3 * 2 + 4]
-    assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4
+    assert len(calls) == used.max()  # a barrier after each turn would take 3 · 2 + 2 · 4 steps
 
 
 def test_environment_gets_its_state_message_and_own_key():
     class Talker:
-        """A 5 everywhere, but for EOS in columns 6 and 8."""
+        """Policy that says 5 everywhere, except for EOS in columns 6 and 8."""
 
         vocabulary = TOKENIZER.size
 
@@ -270,7 +275,7 @@ def test_environment_gets_its_state_message_and_own_key():
         state = (jnp.array([7, 9]), jnp.zeros(2, jnp.int32), *empty)
         options = {"group_size": 2, "decoding": Decoding(4), "greedy": True}
         said = conversation.converse(Talker(), None, dialogue, prompt, state, keys, **options)
-        # The messages end with tokens 3 and 5 of at most 2 · 4 + 1.
+        # The messages end with tokens 3 and 5 of at most 2 · 4 + 1 tokens.
         wanted = [
             [jax.random.fold_in(jax.random.fold_in(keys[p], g), 9 + t) for t in (3, 5)]
             for p in range(2)
@@ -351,11 +356,12 @@ def test_rewards_to_go_are_compared_turn_by_turn():
     assert (found[~mask] == 0).all()
     alone = np.asarray(relative(reward[:2], mask[:2], end[:2]))
     third = turns[0][:2].sum()
-    assert (alone[0, third:] == 0).all()  # nobody else has a third turn
+    assert (alone[0, third:] == 0).all()  # no other row has a third turn
 
 
 def test_equal_sums_in_another_order_are_equal():
-    """Rounding told them apart: permutations of three rewards gave one member an advantage."""
+    """Rounding once distinguished equal sums: permutations of three rewards gave one member an
+    advantage."""
     rewards = jnp.asarray(list(itertools.permutations((10.1, 20.2, 30.3)))[:4], jnp.float32)
     whole = jnp.ones((4, 3), bool)
     found = np.asarray(jax.jit(group_advantages.turn_relative)(rewards, whole, whole))
@@ -393,7 +399,7 @@ def test_a_demonstration_without_an_end_is_whole():
 
 @functools.cache
 def played():
-    """A problem, a state and a batch, and the gradient of the loss with any advantage."""
+    """Returns a problem, a state and a batch, and the gradient of the loss with any advantage."""
     problem = dialogue_problem()
     learner = grpo.make(grpo.Config(use_reference=False), problem, optax.sgd(1.0))
 
@@ -412,7 +418,7 @@ def played():
 
 @pytest.mark.parametrize("supervision", grpo.SUPERVISIONS)
 def test_grpo_steps_along_the_credit_of_its_supervision(supervision):
-    """One step of plain gradient descent, beside the gradient written out."""
+    """One step of plain gradient descent is compared with the gradient written out."""
     problem, state, batch, gradient = played()
     config = grpo.Config(supervision=supervision, use_reference=False, std_epsilon=0.0)
     after, _ = jax.jit(grpo.make(config, problem, optax.sgd(1.0)).update)(state, batch)
@@ -438,7 +444,7 @@ def test_grpo_steps_along_the_credit_of_its_supervision(supervision):
 
 
 def test_reset_and_step_make_a_dialogue():
-    """Say the digit that is shown; three times."""
+    """The dialogue asks the policy to say the displayed digit, three times."""
     eos = TOKENIZER.eos
 
     def reset(key):
@@ -506,7 +512,8 @@ def wide():
     ],
 )
 def test_programs_fit_together_with_64_bits(make):
-    """Traced alone: warm start, a step that gives the types it takes, an evaluation."""
+    """The programs are traced only: warm start, a step that returns the types of its arguments, an
+    evaluation."""
     with jax.enable_x64(True):
         task = make()
         model = MODEL.clone(vocabulary=task.tokenizer.size)

@@ -1,4 +1,5 @@
-"""On-policy distillation: teachers of other sizes, from an earlier run, and refused teachers."""
+"""Tests on-policy distillation: teachers of other sizes, from an earlier run, and refused
+teachers."""
 
 import json
 
@@ -34,7 +35,7 @@ def transformer(width):
 
 
 def test_a_student_comes_to_answer_as_its_teacher():
-    """The exact KL(student ‖ teacher) on the table falls towards 0."""
+    """The exact KL(student ‖ teacher) on the tabular problem falls towards 0."""
     problem = tabular_problem(num_prompts=16, num_steps=8)
     teacher = problem.init(jax.random.key(5))[0]._replace(value=None)
     config = as_arrays(distillation.Config(learning_rate=3e-2))
@@ -46,9 +47,10 @@ def test_a_student_comes_to_answer_as_its_teacher():
         student, its = (problem.apply(p, states)[0] for p in (params, teacher))
         return float(student.kl(its).mean())
 
-    assert state.params.frozen["teacher"] == teacher  # the teacher is in no checkpoint
+    assert state.params.frozen["teacher"] == teacher  # the teacher is not stored in any checkpoint
     assert not state.collector.replicated
-    assert "signal" not in jax.eval_shape(learner.step, state)[1]  # the metric that could end a run
+    # the metric `signal` could end a run.
+    assert "signal" not in jax.eval_shape(learner.step, state)[1]
     before = distance(state.params)
     state = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: learner.step(s)[0], s))(state)
     assert before > 0.05
@@ -58,7 +60,7 @@ def test_a_student_comes_to_answer_as_its_teacher():
 def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
     """The teacher scores only tokens that the student's sampler allows.
 
-    Both policies renormalise.
+    Both policies renormalise over the allowed tokens.
     """
     student, large = transformer(8), transformer(16)
     problem = language.make_problem(TASK, student, top_k=6, **SIZES)

@@ -1,4 +1,4 @@
-"""Distributions against closed forms, enumeration and samples."""
+"""Tests distributions against closed forms, enumeration and samples."""
 
 import functools
 
@@ -41,7 +41,7 @@ def test_categorical_kl_has_its_direction():
 def test_categorical_samples_have_the_probabilities():
     draws = jax.vmap(categorical(PROBS).sample)(jax.random.split(jax.random.key(0), 4000))
     frequencies = np.stack([np.bincount(draws[:, row], minlength=3) for row in range(2)]) / 4000
-    # Standard deviation at most .008; five of them.
+    # the standard deviation is at most .008; the bound is five of them
     assert np.abs(frequencies - PROBS).max() < 0.04
 
 
@@ -50,7 +50,7 @@ def test_excluded_actions():
     other = Categorical(jnp.array([0.0, -jnp.inf, jnp.log(3.0)]))
     assert float(policy.entropy()) == pytest.approx(np.log(2), rel=1e-6)
     assert float(policy.log_prob(jnp.int32(1))) == -np.inf
-    # ½ log(½ / ¼) + ½ log(½ / ¾).
+    # the KL is ½ log(½ / ¼) + ½ log(½ / ¾)
     assert float(policy.kl(other)) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3), rel=1e-5)
     for f in (
         Categorical.entropy,
@@ -60,7 +60,7 @@ def test_excluded_actions():
     ):
         gradient = jax.grad(lambda x, f=f: f(Categorical(x)))(policy.logits)
         assert np.isfinite(gradient).all()
-        # A uniform policy has the largest entropy: no gradient.
+        # a uniform policy has the largest entropy, so the gradient is 0
         assert np.any(gradient) or f is Categorical.entropy
     draws = jax.vmap(policy.sample)(jax.random.split(jax.random.key(0), 200))
     assert set(np.unique(draws)) == {0, 2}
@@ -95,7 +95,7 @@ OTHER_GAUSSIAN = DiagonalGaussian(jnp.array([1.0, -1.0]), jnp.log(jnp.array([2.0
 
 
 def test_gaussian_by_hand():
-    # −½ (1² + 1²) − log 1 − log 2 − log 2π at (1, 3).
+    # the log-density at (1, 3) is −½ (1² + 1²) − log 1 − log 2 − log 2π
     log_prob = GAUSSIAN.log_prob(jnp.array([1.0, 3.0]))
     assert float(log_prob) == pytest.approx(-1.0 - np.log(2) - np.log(2 * np.pi), rel=1e-6)
     assert float(GAUSSIAN.entropy()) == pytest.approx(
@@ -105,9 +105,10 @@ def test_gaussian_by_hand():
 
 
 def test_gaussian_kl_by_hand():
-    # log(σ'/σ) + (σ² + (m − m')²) / 2σ'² − ½, summed: (log 2 + 2/8 − ½) + (log 3/2 + 8/18 − ½).
+    # Sum over components of log(σ'/σ) + (σ² + (m − m')²) / 2σ'² − ½: (log 2 + 2/8 − ½) + (log 3/2 +
+    # 8/18 − ½).
     assert float(GAUSSIAN.kl(OTHER_GAUSSIAN)) == pytest.approx(np.log(3) - 11 / 36, rel=1e-5)
-    # (−log 2 + 5/2 − ½) + (−log 3/2 + 13/8 − ½).
+    # In the other direction: (−log 2 + 5/2 − ½) + (−log 3/2 + 13/8 − ½).
     assert float(OTHER_GAUSSIAN.kl(GAUSSIAN)) == pytest.approx(3.125 - np.log(3), rel=1e-5)
     assert float(GAUSSIAN.kl(GAUSSIAN)) == 0.0
 
@@ -168,7 +169,8 @@ def test_ratio_is_clamped(difference, expected):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
-    """Noise is added in float32: in bfloat16, rare actions appear half as often as recorded."""
+    """Noise is added in float32: in bfloat16, rare actions would appear half as often as
+    recorded."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)) * 3.0, dtype)
     key = jax.random.key(1)
     half, full = Categorical(logits), Categorical(logits.astype(jnp.float32))
@@ -227,11 +229,11 @@ def test_the_entropy_of_a_squashed_gaussian_of_any_width_has_a_gradient(log_std)
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
 def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
-    # Over actions a = tanh(u): ∫ p(a) da, with da = (1 − a²) du.
+    # The density over actions a = tanh(u) is integrated: ∫ p(a) da, with da = (1 − a²) du.
     u = np.linspace(-12.0, 12.0, 20001)
     policy = squashed(np.full((u.size, 1), mean), np.full((u.size, 1), log_std))
     log_density = np.asarray(policy.log_prob(jnp.asarray(u[:, None], jnp.float32)), np.float64)
-    # The other form of 1 − tanh²(u), which does not cancel.
+    # The expected value uses the other form of 1 − tanh²(u), which does not cancel.
     slope = 1.0 / np.cosh(u) ** 2
     weight = np.exp(log_density) * slope
     assert np.trapezoid(weight, u) == pytest.approx(1.0, abs=2e-3)
@@ -241,7 +243,7 @@ def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
 
 def test_a_squashed_gaussian_far_from_zero_keeps_its_digits():
     policy = squashed([[30.0]], [[0.0]])
-    # 1 − tanh²(u) = 4 exp(−2u) there, though tanh(30) is 1 in float32.
+    # Far from 0, 1 − tanh²(u) = 4 exp(−2u), although tanh(30) is 1 in float32.
     expected = -0.5 * np.log(2 * np.pi) + 60.0 - np.log(4.0)
     assert float(policy.log_prob(jnp.array([[30.0]]))[0]) == pytest.approx(expected, rel=1e-6)
     _, (gradient, _) = entropy_and_gradient(policy.mean, policy.log_std)
@@ -264,7 +266,7 @@ def test_several_choices_are_the_product_of_their_distributions():
     other = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5)), jnp.float32)
 
     def joint(x):
-        # The distribution equals one choice among 2 · 3 options.
+        # The distribution equals a single choice among 2 · 3 options.
         return Categorical((x[:, :2, None] + x[:, None, 2:]).reshape(2, 6))
 
     both, its = MultiCategorical(logits, (2, 3)), MultiCategorical(other, (2, 3))

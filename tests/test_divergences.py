@@ -1,6 +1,6 @@
-"""KL estimators sample by sample, and controllers of the coefficient.
+"""Tests KL estimators sample by sample, and controllers of the coefficient.
 
-The estimators' expectations are in test_identities.
+The module test_identities tests the estimators' expectations.
 """
 
 import itertools
@@ -16,7 +16,8 @@ from jaxrl_po import divergences
 ESTIMATORS = [divergences.k1, divergences.k2, divergences.k3]
 
 
-# π = .5, π_ref = .25: log 2; ½ log² 2; ½ − 1 + log 2. Then with π and π_ref exchanged.
+# With π = .5 and π_ref = .25: log 2; ½ log² 2; ½ − 1 + log 2. The second case exchanges π and
+# π_ref.
 @pytest.mark.parametrize(
     ("prob", "reference", "expected"),
     [
@@ -38,8 +39,8 @@ def excess(x):
     return float(sum(terms[2:]))
 
 
-# The series ends below `limit`. It omits x⁴ / 360 of its value, 1.7e-8 and 2.8e-15 at the
-# limit; the difference cancels a few ulp of x, 1e-5 and 5e-13.
+# The series is used below `limit`. The truncated series omits x⁴ / 360 of its value, 1.7e-8 and
+# 2.8e-15 at the limit; the difference cancels a few ulp of x, 1e-5 and 5e-13.
 @pytest.mark.parametrize(
     ("dtype", "limit", "series", "direct"),
     [(np.float32, 0.05, 2e-7, 2e-5), (np.float64, 1e-3, 6e-15, 1e-12)],
@@ -78,12 +79,12 @@ def test_log_ratios_are_clamped_at_20(log_ratio):
         for function, (value, slope) in wanted.items():
             got = jax.value_and_grad(function)(jnp.float32(x), jnp.float32(0.0))
             np.testing.assert_allclose(got[0], value, rtol=2e-5)
-            if abs(x) != 20:  # either slope is correct at ±20
+            if abs(x) != 20:  # at ±20 the slopes of both sides are correct
                 np.testing.assert_allclose(got[1], slope * (abs(x) < 20), rtol=2e-5)
 
 
 def test_log_ratios_are_float32_at_least():
-    # Both log-probabilities have 8 bits, and their difference has 9.
+    # Both log-probabilities have 8 bits, whereas their difference has 9 bits.
     for one, other in itertools.product((jnp.bfloat16, jnp.float32), repeat=2):
         got = divergences.log_ratio(jnp.asarray(-1.0078125, one), jnp.asarray(-3.015625, other))
         assert got.dtype == jnp.float32
@@ -91,11 +92,11 @@ def test_log_ratios_are_float32_at_least():
 
 
 def test_rounding_exceeds_that_of_float32_alone():
-    # the spacing of floats at log π = −100 nats
+    # the spacing of float32 numbers at log π = −100 nats
     assert np.spacing(np.float32(100.0)) < divergences.ROUNDING < 1e-3
 
 
-# d/dlog π: 1; log r; 1 − π_ref/π.
+# Derivatives d/dlog π: 1; log r; 1 − π_ref/π.
 def test_gradients_by_hand():
     gradients = [jax.grad(k)(jnp.log(0.5), jnp.log(0.25)) for k in ESTIMATORS]
     np.testing.assert_allclose(gradients, [1.0, 0.693147, 0.5], atol=1e-6)
@@ -177,7 +178,7 @@ def test_adapt_coefficient_vmaps():
         divergences.adapt_coefficient(jnp.ones(3), kls, 0.01)
 
 
-# 1 + 0.1 · clip((kl − .01) / .01, ±0.2).
+# The factor is 1 + 0.1 · clip((kl − .01) / .01, ±0.2).
 @pytest.mark.parametrize(
     ("kl", "expected"),
     [(0.01, 1.0), (0.011, 1.01), (0.5, 1.02), (0.009, 0.99), (-1.0, 0.98), (jnp.nan, 1.0)],

@@ -1,4 +1,5 @@
-"""The documentation is true: links, flags, fields, defaults, metrics, quotations, snippets."""
+"""Tests that the documentation is true: links, flags, fields, defaults, metrics, quotations,
+snippets."""
 
 import ast
 import dataclasses
@@ -32,7 +33,8 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 METHODS = DOCS / "methods.md"
 PAGES = sorted(DOCS.rglob("*.md"))
 EVERYTHING = [README, CONTRIBUTING, *PAGES]
-LENGTHS = {README: 150, CONTRIBUTING: 132}  # lines at most: a front door that is read to its end
+# Largest number of lines, so that a newcomer reads the page to its end.
+LENGTHS = {README: 150, CONTRIBUTING: 132}
 FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
@@ -46,7 +48,7 @@ SCRIPTS = sorted(
     for path in ROOT.glob(f"experiments/{folder}/*.py")
 )
 ROW = re.compile(r"^\| `(\w+)` \|(.*)\|$", re.M)
-PROGRAMS = {  # the snippets of a page; each may continue the one before it
+PROGRAMS = {  # snippets of a page; each snippet may continue the previous one
     page: "\n".join(
         code
         for kind, source, code in FENCE.findall((DOCS / page).read_text())
@@ -68,7 +70,7 @@ def prose(path):
 
 
 def anchors(path):
-    """Returns explicit ids and the ids that headings get."""
+    """Returns the explicit ids of a page and the ids that its headings get."""
     headings = re.findall(r"^#+ (.+?)(?: \{ #(\w+) \})?$", prose(path), re.M)
     return {given or re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title, given in headings}
 
@@ -167,7 +169,8 @@ def commands(text):
 
 
 def known(flag, among):
-    """Returns whether a flag is among these; `prefix.*` stands for every flag with this prefix."""
+    """Returns whether a flag is in a set of flags; `prefix.*` stands for every flag with this
+    prefix."""
     if flag.endswith("*"):
         return any(other.startswith(flag[:-1]) for other in among)
     return flag in among
@@ -242,7 +245,7 @@ def test_snippets_compile(path):
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=name)
 def test_configs_are_valid(path):
-    """As far as the arguments are numbers and words."""
+    """A config is checked as far as its arguments are numbers and words."""
     for algorithm, arguments in re.findall(r"(\w+)\.Config\(([^()]*)\)", path.read_text()):
         if algorithm == "algorithm" or "…" in arguments:
             continue
@@ -283,7 +286,8 @@ def test_quoted_lines_stand_in_their_file(path):
 
 @pytest.mark.parametrize("path", sorted((DOCS / "algorithms").glob("*.md")), ids=name)
 def test_pseudo_code_fits_critic_to_unwhitened_advantages(path):
-    """As the code does: `actor_critic.estimate` makes both, and whitening comes after it."""
+    """The code does the same: `actor_critic.estimate` computes target and advantage, and whitening
+    comes later."""
     for language_of_fence, _, code in FENCE.findall(path.read_text()):
         target = re.search(r"(fit v to|target ←)[^\n;]*\bA\b", code)
         if language_of_fence == "text" and target:
@@ -308,7 +312,7 @@ def test_commands_run_in_the_order_of_the_page(path):
     "path", [path for path in EVERYTHING if path.stem != "pretrained"], ids=name
 )
 def test_initial_state_is_made_by_compiled_function(path):
-    """But for pretrained parameters, which would be constants of the program."""
+    """Pretrained parameters are an exception, since they would be constants of the program."""
     for line in path.read_text().splitlines():
         if "learner.init(" in line:
             assert re.search(r"jit\(lambda key|lax\.scan", line), line
@@ -342,12 +346,13 @@ def test_api_describes_every_public_name():
     assert {f"jaxrl_po.{name}" for name in jaxrl_po.__all__} <= described
     for module in (words.tasks, words.dialogues, words.pretrained):
         public = {name for name in module.__all__ if callable(getattr(module, name))}
-        twice = {"Countdown", "Prompt", "Task"}  # described beside their functions
+        twice = {"Countdown", "Prompt", "Task"}  # these names are described beside their functions
         assert {f"{module.__name__}.{name}" for name in public - twice} <= described
 
 
 def run(code, folder):
-    """Returns the output of a snippet, run in a separate process and compiled as a user's is."""
+    """Returns the output of a snippet, run in a separate process and compiled as a user's snippet
+    is."""
     environment = {
         **{key: value for key, value in os.environ.items() if key != "XLA_FLAGS"},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -360,7 +365,7 @@ def run(code, folder):
 
 PRINTED = re.compile(
     r"^print\(.*\)  # (.*)$", re.M
-)  # the output of a snippet is in the comment behind it
+)  # the output of a snippet is in the comment behind the snippet's line
 
 
 def numbers(text):
@@ -368,7 +373,8 @@ def numbers(text):
 
 
 def require_close(printed, said):
-    """Loosely: machines and versions differ in the last digits, and training enlarges that."""
+    """Compares loosely: machines and versions differ in the last digits, and training enlarges the
+    differences."""
     assert len(printed) == len(said)
     for line, expected in zip(printed, said, strict=True):
         assert len(numbers(line)) == len(numbers(expected)), line
@@ -393,7 +399,8 @@ def test_page_snippets_print_their_comments(page, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_readme_snippets_print_their_comments(tmp_path):
-    """Each continues the one before it; the last one reads a run that is not there."""
+    """Each snippet continues the previous one; the last snippet loads a run that does not exist in
+    the test."""
     code = "".join(README_SNIPPETS[:3])
     printed = [line for line in run(code, tmp_path).splitlines() if line.startswith("[")]
     require_close(printed, PRINTED.findall(code))

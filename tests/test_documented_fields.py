@@ -1,4 +1,5 @@
-"""Fields that a page names exist in the record that it says, and each field is documented."""
+"""Tests that fields on a page exist in the record that the page names, and that each field is
+documented."""
 
 import re
 
@@ -27,7 +28,7 @@ def name(path):
 
 
 def words(text):
-    """Returns the words between backquotes."""
+    """Returns the words between backquotes in a text."""
     return set(re.findall(r"`(\w+)`", text))
 
 
@@ -41,7 +42,7 @@ def rows(text):
 
 
 def methods_of(cell):
-    """Returns the methods that a cell of the table of shared fields names.
+    """Returns the methods that a cell in the table of shared fields names.
 
     Example:
       >>> methods_of("`npg`, `trpo`") == {"npg", "trpo"}
@@ -65,9 +66,10 @@ def test_a_shared_row_holds_for_its_methods(row, cell):
 
 
 def documented(algorithm):
-    """Returns the fields in tables of a method's page and of its parent, and in shared rows.
+    """Returns the documented fields in tables of a method's page, of its parent's page, and in
+    shared rows.
 
-    A method without a page has a section of `compositions.md`, which may name fields in its text.
+    A method without a page has a section of `compositions.md`, whose text may name fields.
     """
     page = DOCS / "algorithms" / f"{algorithm}.md"
     if page.exists():
@@ -88,15 +90,15 @@ def test_every_field_of_a_method_is_documented(algorithm):
 
 
 def told(path):
-    """Returns the method and the fields of each text of a page that says whose fields they are.
+    """Returns method and fields of each text of a page that states whose fields they are.
 
-    These are commands, names such as `dapo.Config.clip_higher`, and the page of a method.
+    Such texts are commands, names such as `dapo.Config.clip_higher`, and the page of a method.
     """
     text = re.sub(r"\\\n\s*", "", path.read_text())
     for command in re.findall(r"jaxrl-po (?:control|sweep|language) [^\n`#]*", text):
         script = language if command.startswith("jaxrl-po language") else control
         algorithm = re.search(r"--algorithm=(\w+)", command)
-        # A run that is resumed keeps its method.
+        # a resumed run keeps its method
         if algorithm or not re.search(r"--(resume|init_from|sampling)\b", command):
             chosen = algorithm[1] if algorithm else script.OPTIONS().algorithm
             yield chosen, set(re.findall(r"--config\.(\w+)", command))

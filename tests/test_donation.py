@@ -1,4 +1,5 @@
-"""A new state can be donated: it shares no array with itself, the problem or the user."""
+"""Tests that a new state can be donated: it shares no array with itself, the problem or the
+user."""
 
 import collections
 
@@ -24,7 +25,8 @@ donated = jax.jit(lambda state: state, donate_argnums=0)
 
 
 def shared(init):
-    """Returns names of leaves that equal another leaf, or an array from outside of `init`."""
+    """Returns names of leaves that share memory with another leaf, or with an array from outside of
+    `init`."""
     program, shapes = jax.make_jaxpr(init, return_shape=True)(jax.random.key(0))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     given = {*program.jaxpr.constvars, *program.jaxpr.invars}
@@ -50,7 +52,8 @@ def test_a_reference_by_reward_is_distinct():
 
 
 def test_a_donated_step_leaves_problem_and_user_alone():
-    """Arrays of the user are in the environment's state, the optimizer's state and the config."""
+    """Arrays of the user are in the environment's state, in the optimizer's state and in the
+    config."""
     env, params = gymnax.make("CartPole-v1")
     problem = control.make_groups(env, num_prompts=2, group_size=2, num_steps=2, env_params=params)
     rate, beta = jnp.float32(1e-3), jnp.float32(0.1)
@@ -80,7 +83,8 @@ def test_a_pretrained_policy_and_reward_model_are_copied():
     rewarding = language.RewardModel(parameters(judge), *(jnp.float32(x) for x in (0, 1, 1)))
     problem, _ = of_task(TASK, SMALL)
     problem = language.learned_reward(problem, TASK, judge, lambda *_: rewarding)
-    assert shared(problem.init)  # arrays of the user, before a learner copies them into its state
+    # Arrays of the user, before a learner copies the arrays into its state.
+    assert shared(problem.init)
     assert shared(grpo.make(grpo.Config(), problem).init) == []
 
 

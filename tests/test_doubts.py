@@ -30,9 +30,10 @@ def test_an_iteration_without_signal_in_any_seed_is_said_once():
 def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
     doubts = MetricWarnings()
     for row in (
-        {"accuracy": [0.3, 0.3]},  # no evaluation in this line
-        {"greedy_accuracy": [0.0, 0.0]},  # the first line of a run
-        {"accuracy": [0.3, 0.01], "greedy_accuracy": [0.1, 0.0]},  # 0.01 is the accuracy of chance
+        {"accuracy": [0.3, 0.3]},  # this line has no evaluation
+        {"greedy_accuracy": [0.0, 0.0]},  # this is the first line of a run
+        # 0.01 is the accuracy of random answers.
+        {"accuracy": [0.3, 0.01], "greedy_accuracy": [0.1, 0.0]},
         {"accuracy": [0.3, None], "greedy_accuracy": [0.3, None]},
     ):
         assert list(doubts.about(0, {}, row)) == []
@@ -86,7 +87,7 @@ def test_an_evaluation_without_an_end_is_reported_once():
 
 
 def test_a_large_kl_is_reported_once():
-    large = {"kl": mean([[8.0, 8.0], [0.8, 41.6]])}  # 1 nat is not above 1
+    large = {"kl": mean([[8.0, 8.0], [0.8, 41.6]])}  # a KL of 1 nat is not above the threshold of 1
     doubts = MetricWarnings("set --config.early_stop")
     (said,) = doubts.about(4, large, {})
     assert said.startswith("seed 1: the update of iteration 6 has a kl of 5.2 nats, ")

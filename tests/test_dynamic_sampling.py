@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups it selects, their order, and the result without any groups."""
+"""Tests dynamic sampling: the selected groups, their order, and the result without any groups."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ GROUPS, SIZE = 4, 2
 
 
 def counted(problem):
-    """Returns the problem, which then counts its batches in the collector's state."""
+    """Returns a problem that counts its batches in the collector's state."""
 
     def init(key):
         params, collector = problem.init(key)
@@ -40,12 +40,12 @@ KEY = jax.random.key(5)
 
 
 def groups_of(batch):
-    """Returns the actions of each group, which identify it."""
+    """Returns the actions of each group, which identify the group."""
     return np.asarray(batch.action).reshape(*batch.score.shape, -1)
 
 
 def by_hand(key, batches):
-    """Returns the informative groups of `batches` batches, in the order of their generation."""
+    """Returns the informative groups of a number of batches, in the order of their generation."""
     kept = []
     for i in range(batches):
         _, batch = INNER_COLLECT(*STATE, jax.random.fold_in(key, i))
@@ -81,7 +81,7 @@ def test_the_first_informative_groups_are_kept_in_order(num_groups):
     wanted = num_groups or GROUPS
     rounds = int(batch.metrics["generation_batches"].value())
     expected = by_hand(KEY, rounds)
-    # generates no batch more than it needs
+    # the last generated batch was needed
     assert len(by_hand(KEY, rounds - 1)) < wanted <= len(expected)
     np.testing.assert_array_equal(groups_of(batch), expected[:wanted])
     assert batch.score.shape == (wanted, SIZE)
@@ -117,9 +117,10 @@ BOUNDED = {"num_groups": GROUPS, "carry_surplus": True, "max_generation_batches"
 
 
 def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
-    """The batch takes fresh groups, then the surplus of the last iteration, then a second batch.
+    """A batch takes fresh groups, then the surplus of the last iteration, then groups of a second
+    batch.
 
-    The test follows it by hand, even where two batches and a surplus do not suffice.
+    The test follows the surplus by hand, even where two batches and a surplus do not suffice.
     """
     collector, surplus, cases = None, [], set()
     for i in range(25, 39):
@@ -174,12 +175,12 @@ def test_four_devices_equal_one():
 
 
 def test_what_is_trained_on_is_at_most_one_update_old():
-    """The surplus does not accumulate, even if batches have more groups than an update takes."""
+    """A surplus does not accumulate, even if batches have more groups than an update takes."""
     params, before = STATE[0], None
     (_, collector), sample = sampler(carry_surplus=True, num_groups=3)
     ages = []
     for i in range(10):
-        # Changes the policy, as an update would.
+        # The added number changes the policy, as an update would.
         params = params._replace(policy=jax.tree.map(lambda x: 1.05 * x, params.policy))
         collector, batch = sample(params, collector, jax.random.key(100 + i))
         assert float(batch.metrics["generation_batches"].value()) >= 1.0
@@ -209,7 +210,7 @@ def test_it_gives_up_and_masks_what_is_empty():
     assert partly.mask.reshape(20, SIZE, -1).any(axis=(1, 2)).tolist() == [True] * kept + [
         False
     ] * (20 - kept)
-    # Empty slots do not count in the std of the batch either.
+    # Empty slots do not count in the std of the batch.
     reward, mask = (np.reshape(x, (20, SIZE, -1)) for x in (partly.reward, partly.mask))
     found = group_policy.batch_relative(0.0, None)(jnp.asarray(reward), jnp.asarray(mask), mask)
     outcome = reward[:kept].sum(axis=-1)
@@ -224,7 +225,7 @@ def test_vmap_equals_the_lone_run():
     keys = jax.random.split(jax.random.key(3), 4)
     _, together = jax.jit(jax.vmap(lambda key: problem.collect(STATE[0], collector, key)))(keys)
     rounds = together.metrics["generation_batches"].value()
-    assert len(set(rounds.tolist())) > 1  # otherwise the case shows nothing
+    assert len(set(rounds.tolist())) > 1  # otherwise the case would not test the property
     for i, key in enumerate(keys):
         _, alone = collect(key, num_groups=5)
         np.testing.assert_array_equal(together.action[i], alone.action)
@@ -244,7 +245,7 @@ def test_two_calls_differ_and_cover_everything_generated():
 
 
 def changed(edit, problem=INNER):
-    """Returns the same problem with every batch edited."""
+    """Returns the same problem, every batch of which is edited."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -276,7 +277,8 @@ def test_nothing_informative_leaves_parameters_and_optimizer_alone():
 
 
 def test_a_shaped_reward_does_not_decide():
-    """Soft overlong punishment separates members of equal score; only raw scores decide."""
+    """Soft overlong punishment separates members of equal score; only raw scores decide about a
+    group."""
     _, metrics = step(dapo, dapo.Config(overlong_cache=6, max_generation_batches=20))
     assert float(metrics["filled"].value()) == 1.0
     assert 0.0 < float(metrics["acceptance"].value()) < 1.0
@@ -315,9 +317,10 @@ def test_dapo_with_all_off_is_grpo():
 
 
 def test_leaving_groups_out_weighs_the_others_up():
-    """The mean over informative groups is the naive mean times 1 / (1 − the share left out).
+    """The mean over informative groups is the naive mean times 1 / (1 − the share of omitted
+    groups).
 
-    Doing both at once would apply the factor twice.
+    Omitting groups and dividing by their share would apply the factor twice.
     """
     plain = dapo.Config(**OFF)
     _, naive = step(dapo, plain)
@@ -376,7 +379,7 @@ def test_bad_input(problem, options, match):
 
 def test_kl_is_of_this_update_and_not_of_the_one_before(monkeypatch):
     """An earlier policy sampled the surplus: its log π_old is not the log π_old of this update."""
-    monkeypatch.setattr(group_policy, "KL_STRIDE", 1)  # every row is measured, the surplus too
+    monkeypatch.setattr(group_policy, "KL_STRIDE", 1)  # every row is measured, also the surplus
     config = dapo.Config(
         carry_surplus=True, train_prompts=3, learning_rate=0.1, overlong_filtering=False
     )
@@ -388,7 +391,8 @@ def test_kl_is_of_this_update_and_not_of_the_one_before(monkeypatch):
         metrics = second(first(moving.init(jax.random.key(seed)))[0])[1]
         if float(metrics["sample_age"].value()) > 0.0:
             break
-    assert float(metrics["sample_age"].value()) > 0.0  # otherwise the case shows nothing
+    # Otherwise the case would not test the property.
+    assert float(metrics["sample_age"].value()) > 0.0
     assert abs(float(metrics["kl"].value())) < 1e-10
 
 

@@ -1,4 +1,4 @@
-"""Finished runs, evaluated again and compared."""
+"""Tests finished runs that are evaluated again and compared."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from jaxrl_po.run.store.metrics import append, read
 
 @pytest.fixture(scope="module")
 def runs(finished, tmp_path_factory):
-    """A finished run of each script."""
+    """Returns a finished run of each script."""
     out = tmp_path_factory.mktemp("runs")
     return {name: finished(name, out / name) for name in ("control", "language")}
 
@@ -32,7 +32,7 @@ def test_what_a_run_told_is_there_for_tensorboard(runs):
     lines = read(runs["control"] / "metrics.jsonl")
     told = {(name, step): value for step, name, value in events(runs["control"] / "tensorboard")}
     assert {step for _, step in told} == {line["step"] for line in lines} == set(range(0, 321, 64))
-    for line in (lines[0], lines[-1]):  # some between them are not evaluated
+    for line in (lines[0], lines[-1]):  # some lines between them have no evaluation
         assert told["greedy_return/mean", line["step"]] == pytest.approx(
             line["greedy_return/mean"], rel=1e-6
         )
@@ -68,7 +68,8 @@ def test_policy_is_evaluated_on_the_size_asked(runs, capsys):
 
 @pytest.mark.usefixtures("trace_only")
 def test_evaluation_of_a_run_is_reproduced(runs, tmp_path):
-    """The key of the run gives the score of its last line, where its kernels are not to be had."""
+    """The run's key gives the score of its last line, even where the run's kernels are not
+    available."""
     out = tmp_path / "new" / "again.json"
     _, config = earlier.read_any(evaluate.DOMAINS.values(), "run", str(runs["language"]))
     config = dataclasses.replace(
@@ -122,7 +123,7 @@ def test_what_cannot_be_evaluated_is_named(runs, tmp_path, flags, message):
 
 
 def fake_run(folder, scores, score="greedy_return", **settings):
-    """Two lines of as many seeds; the second is final."""
+    """Returns two lines of as many seeds as scores; the second line is final."""
     folder.mkdir(parents=True)
     place = {} if "task" in settings else {"script": "control", "env": "CartPole-v1"}
     (folder / "config.json").write_text(json.dumps({"format": 1} | place | settings))
@@ -137,7 +138,8 @@ def fake_run(folder, scores, score="greedy_return", **settings):
 
 
 def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
-    """4 and 5 always beat 1, 2 and 3; 3 and NaN, which is the worst, have (2 + ½) of 6."""
+    """The numbers 4 and 5 always exceed 1, 2 and 3; 3 and NaN, which is the worst, win (2 + ½) of 6
+    comparisons."""
     paths = [
         fake_run(tmp_path / name, x)
         for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
@@ -156,7 +158,7 @@ ADDITION = {"script": "language", "task": "addition", "score": "greedy_accuracy"
 
 @pytest.mark.parametrize("name", ["new/two.pdf", "TWO.SVG"])
 def test_a_figure_alone_is_written_to_a_file(tmp_path, capsys, name):
-    """A name with an underscore first is in the legend."""
+    """A name that begins with an underscore is in the legend."""
     paths = [fake_run(tmp_path / "runs" / each, [1.0, 2.0]) for each in ("_a$_", "b{")]
     out = tmp_path / name
     assert plot.main([*paths, f"--out={out}"]) == 0
@@ -168,7 +170,8 @@ def test_a_figure_alone_is_written_to_a_file(tmp_path, capsys, name):
 
 
 def test_profile_stays_at_one_for_best_scores():
-    """Three of four seeds reach 500, and all of the second run: side by side, to the end."""
+    """Three of four seeds reach 500, and all seeds of the second run; both curves extend to the
+    end."""
     runs = [
         plot.Run(name, [{"step": 1, "greedy_return": scores}], {}, "")
         for name, scores in (("a", [9.0, 500.0, 500.0, 500.0]), ("b", [500.0] * 4))
@@ -185,7 +188,7 @@ def test_profile_stays_at_one_for_best_scores():
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The titles, labels of axes and legends of each set of axes that is written."""
+    """Returns the titles, axis labels and legends of each set of axes that is written."""
     panels = []
 
     def write(figure, path):
@@ -315,7 +318,7 @@ def test_what_cannot_be_compared_is_named(tmp_path, arguments, error, message):
 
 
 class Page(HTMLParser):
-    """Parsed page: open tags, text, and sources of pictures."""
+    """Parsed page, with open tags, text, and sources of pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -337,7 +340,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path):
-    """Writes a report of two runs; the second has texts that must not become HTML."""
+    """Writes a report of two runs; the second run has texts that must not become HTML."""
     paths = [
         fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
     ]

@@ -1,4 +1,5 @@
-"""Fields that have an effect only with some values of another field are refused otherwise."""
+"""Tests that fields which have an effect only with some values of another field are refused
+otherwise."""
 
 import dataclasses
 import importlib
@@ -65,13 +66,13 @@ def name_of(record):
 
 
 def conditions(record):
-    """Returns the conditions of a record's fields, inherited ones included."""
+    """Returns the conditions of a record's fields, inherited fields included."""
     tables = [CONDITIONS.get(name_of(base), {}) for base in reversed(record.__mro__)]
     return {name: table[names] for table in tables for names in table for name in names.split()}
 
 
 def conditional(record):
-    """Returns the names of the fields with a condition; none unless the class is a record."""
+    """Returns the names of the fields with a condition; empty unless the class is a record."""
     fields = getattr(record, "__dataclass_fields__", {}).values()
     return {f.name for f in fields if SETTING in f.metadata and setting_of(f).when}
 
@@ -85,7 +86,7 @@ RECORDS = {
 
 
 def values(field):
-    """Returns valid values of a field."""
+    """Returns valid values of a record's field."""
     about, kind = setting_of(field), type(field.default)
     if about.choices:
         return about.choices

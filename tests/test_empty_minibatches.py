@@ -1,4 +1,4 @@
-"""A batch without an unmasked slot moves neither parameters nor optimizer state."""
+"""Tests that a batch without an unmasked slot moves neither parameters nor optimizer state."""
 
 import chex
 import jax
@@ -47,7 +47,8 @@ TO_THE_END = (rloo, dr_grpo, pkpo, ppo_penalty, trpo)
     ids=lambda module: module.__name__.rsplit(".", 1)[-1],
 )
 def test_nothing_scored_moves_nothing(module):
-    """Neither Adam's momentum from the update before nor the penalty's weight moves them."""
+    """Neither Adam's momentum from the previous update nor the penalty's weight moves
+    parameters."""
     problem = tabular_problem(num_prompts=8, group_size=4, dense=False)
     learner = module.make(CONFIGS[module], problem)
 

@@ -1,4 +1,5 @@
-"""Results of a user's environment: accepted results, and mistakes blamed on the environment."""
+"""Tests results of a user's environment: accepted results, and mistakes blamed on the
+environment."""
 
 from typing import ClassVar
 
@@ -24,7 +25,8 @@ class State:
 
 
 class Plain:
-    """Environment with two discrete actions and a vector; `changes` alter the results of `step`."""
+    """Environment with two discrete actions and a vector observation; `changes` alter the results
+    of `step`."""
 
     default_params = Params()
     seen = np.zeros(3, np.float32)
@@ -118,7 +120,7 @@ def test_slips_are_named_before_anything_compiles(env, message):
 
 
 def collected(make):
-    """Returns the shapes of a batch."""
+    """Returns the shapes of a collected batch."""
     problem = make()
     return jax.eval_shape(lambda key: problem.collect(*problem.init(key), key), jax.random.key(0))
 
@@ -152,7 +154,7 @@ def test_every_factory_names_a_slip(factory):
 
 
 def spoilt(after=lambda state: state, **changes):
-    """Returns an `Environment` whose step returns something else."""
+    """Returns an `Environment` whose step returns another result."""
     sound = control.adapt(Plain())
 
     def step(key, state, action):
@@ -211,7 +213,7 @@ def test_harmless_types_stay_accepted(env):
 
 
 def test_a_state_may_hold_a_raw_key():
-    """PureJaxRL does so: a run with raw keys passes raw keys to its environment."""
+    """PureJaxRL uses raw keys: a run with raw keys passes raw keys to its environment."""
 
     class Keyed(Plain):
         def reset(self, key, params=None):

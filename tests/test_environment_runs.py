@@ -1,4 +1,4 @@
-"""Runs with an environment in Python: seeds, resume, evaluation, and bad input."""
+"""Tests runs with an environment in Python: seeds, resume, evaluation, and bad input."""
 
 import contextlib
 import json
@@ -121,7 +121,7 @@ def test_a_seed_does_not_depend_on_the_others(place):
 
 
 def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
-    """Only a later evaluation, by its own command, reads the test rows."""
+    """Only a later evaluation, by its own command, uses the test rows."""
     config = settings.parse_settings(
         script, arguments(place, place / "none", "--eval_prompts=0", "--eval_samples=0")
     ).config
@@ -152,7 +152,7 @@ def test_every_seed_is_evaluated_again(whole):
 
 
 def test_one_turn_without_tools_is_a_completion(place, tmp_path):
-    """The batch equals that from the same prompts without an environment, except for rewards."""
+    """The batch equals a batch from the same prompts without an environment, except for rewards."""
     rows = [
         {"messages": [{"role": "user", "content": row["prompt"]}], "answer": "low"}
         for row in TOOL_ROWS
@@ -182,7 +182,8 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     held, completed = batches
     for name in ("action", "mask", "terminated", "truncated"):
         expected = getattr(completed, name)
-        if name == "truncated":  # a message without a call ends its dialogue, whatever its length
+        # A message without a call ends its dialogue, whatever the message's length.
+        if name == "truncated":
             expected = np.zeros_like(expected)
         np.testing.assert_array_equal(getattr(held, name), expected, err_msg=name)
     np.testing.assert_allclose(held.log_prob, completed.log_prob, atol=2e-5)
@@ -258,7 +259,7 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
 
 @pytest.mark.slow
 def test_the_example_of_the_documentation_runs(tmp_path):
-    """The model is fitted for two steps and trained for one iteration."""
+    """The example's model is fitted for two steps and trained for one iteration."""
     root = CLASSES.parent.parent
     script_of_model = [sys.executable, "examples/guessing_model.py", str(tmp_path), "--steps=2"]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -1,4 +1,4 @@
-"""Environments in their own processes: time limits, ends, seeds, and replies in dialogues."""
+"""Tests environments in their own processes: time limits, ends, seeds, and replies in dialogues."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def talk(model):
-    """Builds a dialogue partner from a class of `tool_environments`."""
+    """Builds the environment of a dialogue from a class of `tool_environments`."""
     made = []
 
     def make(name, *, reply_length=24, timeout=5.0, reward_fn=None):
@@ -72,7 +72,7 @@ def test_a_dialogue_is_answered_and_rewarded(model, talk):
         "guess raises", "<unk> <unk>"
     )
     replies = partner.answer([[GUESS[1], END], [GUESS[1]], None, [WORDS.index("go"), END]])
-    # The second message was truncated, so that the reply begins with its end token.
+    # The second message was truncated, so that the reply begins with the message's end token.
     assert shown(model, replies[0]) == "tool: high assistant:"
     assert shown(model, replies[1]) == "<end> tool: low assistant:"
     assert replies[2:] == [None, None]
@@ -107,8 +107,8 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     begun = time.monotonic()
     replies = partner.answer([[RAISES, END], [RAISES, END], [RAISES, END], [GUESS[0], END]])
     assert time.monotonic() - begun < 20.0
-    # The first tool is interrupted, and its dialogue continues. The second tool ends its own
-    # process, and the third has to be killed: the dialogues of both are over.
+    # The first tool is interrupted, and the tool's dialogue continues. The second tool ends its own
+    # process, and the third tool has to be killed: the dialogues of both are over.
     assert [reply is None for reply in replies] == [False, True, True, False]
     assert "no result within 0.4 seconds" in partner._transcripts[0].messages[-1]["content"]
     partner.answer([[GUESS[0], END], None, None, None])
@@ -118,7 +118,7 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     assert outcome.measures["killed"].total.tolist() == [0, 1, 1, 0]
     assert len(lines) == 1
     assert "ended its process, with status 3" in lines[0]
-    # In the next dialogues, their numbers belong to new environments.
+    # In later dialogues, the numbers of both belong to new environments.
     partner.begin(episodes(0, 1, 2, 0), 1)
     assert None not in partner.answer([[GUESS[0], END]] * 4)
 
@@ -269,7 +269,7 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
             if refused:
                 with pytest.raises(RewardError, match="run text as code"):
                     reward_fn.score(columns, 1, first=True, report=print)
-            else:  # the text of this row is allowed to run too
+            else:  # the reward function may run the text of this row as code
                 assert reward_fn.score(columns, 1, first=True, report=print).reward == 6
 
 

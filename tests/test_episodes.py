@@ -1,4 +1,4 @@
-"""Time limits and new episodes over the dynamics of a suite."""
+"""Tests time limits and new episodes on top of a suite's dynamics."""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from jaxrl_po.distributions import Categorical
 
 
 def dynamics(ends_at):
-    """Builds dynamics whose state is (number drawn at the start, time); both are observed.
+    """Builds dynamics whose state is (number drawn at the start, time), and which observe both.
 
     Args:
-      ends_at: Number of steps in an episode, or a function from the drawn number to that length.
+      ends_at: Number of steps in an episode, or a function from the drawn number to this number.
     """
 
     def seen(state):
@@ -52,7 +52,8 @@ def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
 
 @pytest.mark.parametrize("interval", [1, 4, 5, pytest.param(100, marks=pytest.mark.slow)])
 def test_ends_by_itself_and_by_the_limit_are_told_apart(interval):
-    """Episodes end before their limit of 3 steps, at the limit, or would end after it."""
+    """Episodes end before their limit of 3 steps, end at the limit, or would end after the
+    limit."""
     before, beyond = 0.3, 0.7
 
     def last(number):
@@ -70,7 +71,7 @@ def test_ends_by_itself_and_by_the_limit_are_told_apart(interval):
     assert all(kind.sum() > 50 for kind in ends)
     np.testing.assert_array_equal(transition.terminated, ends[0] | ends[1])
     np.testing.assert_array_equal(transition.truncated, ends[2])
-    # The final observation belongs to the episode that ended, the next one to a new episode.
+    # The final observation belongs to the ended episode, the next observation to a new episode.
     over, final, following = (
         np.any(ends, axis=0),
         transition.final_observation,
@@ -84,7 +85,8 @@ def test_ends_by_itself_and_by_the_limit_are_told_apart(interval):
 
 
 def starts(trajectory):
-    """Returns the number with which each episode of each environment began, `[B, episodes]`."""
+    """Returns the drawn number with which each episode of each environment began, `[B,
+    episodes]`."""
     return np.asarray(trajectory.observation[:, ::3, 0])
 
 
@@ -109,7 +111,8 @@ def test_no_two_episodes_begin_with_the_same_start(interval):
     ("num_steps", "rounds"), [(8, 0), (9, 1), pytest.param(12, 1, marks=pytest.mark.slow), (16, 2)]
 )
 def test_a_start_is_drawn_where_one_was_used(num_steps, rounds):
-    """Each fifth step ends an episode; steps 8 and 12 replace the starts used there."""
+    """Each fifth step ends an episode; steps 8 and 12 replace the starts that were used in the
+    fifth steps."""
     drawn = []
     plain = dynamics(5)
 
@@ -138,7 +141,7 @@ def chosen(asked, x, old):
         jax.debug.callback(lambda _: DRAWN.append(1), x)
         return {"a": x + y, "b": jnp.arange(3) * x}
 
-    return where(asked, new, (x, 0.5), old)  # y is the same for all rows
+    return where(asked, new, (x, 0.5), old)  # the value y is the same for all rows
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 17])
@@ -154,17 +157,18 @@ def test_where_is_a_choice_row_by_row(size, share):
     np.testing.assert_array_equal(got["a"], np.where(asked, x + 0.5, -1.0))
     of_b = np.where(asked[..., None], np.arange(3) * x[..., None], 0.0)
     np.testing.assert_array_equal(got["b"], of_b)
-    # An eighth of the rows at a time, for both seeds, until no row is left.
+    # Values are chosen for an eighth of the rows at a time, for both seeds, until no row is left.
     at_once = -(-size // 8)
     rounds = max(-(-int(n) // at_once) for n in asked.sum(axis=1))
     assert len(DRAWN) == 2 * at_once * rounds
 
 
 def test_a_step_that_ends_no_episode_draws_no_start():
-    """The compiled program agrees, although XLA may move loop-invariant code out of a loop."""
+    """The compiled program draws no start either, although XLA may move loop-invariant code out of
+    a loop."""
 
     def reset(key):
-        # A sort, the only one in a step.
+        # this sort is the only sort in a step
         state = jnp.sort(jax.random.uniform(key, (4096,)))
         return state[:2], state
 
@@ -191,7 +195,8 @@ def test_a_step_that_ends_no_episode_draws_no_start():
     "interval", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6)), 16]
 )
 def test_the_law_of_the_starts_is_that_of_reset(interval):
-    """The law is unbiased even if the start decides the length of the episode: 1 step or 32."""
+    """The law is unbiased even if the start decides the length of the episode: 1 step or 32
+    steps."""
 
     def reset(key):
         lasts = jnp.where(jax.random.bernoulli(key), 1, 32)
@@ -210,13 +215,13 @@ def test_the_law_of_the_starts_is_that_of_reset(interval):
     _, trajectory = played(environment, num_steps=512, num_envs=100)
     ended = np.asarray(trajectory.transition.terminated)
     short = np.asarray(trajectory.transition.observation[..., 0])[ended] == 1.0
-    # Episodes that begin in the rollout: half of them are short, 33 steps for two.
+    # Among episodes that begin in the rollout, half are short: two episodes take 33 steps.
     assert abs(short.mean() - 0.5) < 4.0 * 0.5 / np.sqrt(short.size)
     assert short.size > 100 * 512 / 33 * 1.5
 
 
 def collected(problem):
-    """Returns a batch."""
+    """Returns a collected batch."""
     run = jax.jit(lambda key: problem.collect(*problem.init(key), jax.random.key(1))[1])
     return run(jax.random.key(0))
 
@@ -244,7 +249,7 @@ def test_a_vine_of_one_step_needs_no_start():
 
 def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
     class Noisy:
-        """Environment with the interface of brax."""
+        """Environment with brax's interface, whose noise depends on the state's key."""
 
         action_size = 1
 

@@ -1,4 +1,5 @@
-"""`experiments/studies/estimators.py`: its measurements agree with the exact values of the MDP."""
+"""Tests `experiments/studies/estimators.py`: its measurements agree with the exact values of the
+MDP."""
 
 import importlib.util
 import json
@@ -29,7 +30,7 @@ def script():
     spec = importlib.util.spec_from_file_location("estimators", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    # Patches the module that this test has imported, not a copy under another name.
+    # The fixture patches the module that this test has imported, not a copy under another name.
     assert module.tabular is tabular
     return module
 
@@ -45,7 +46,7 @@ def run(script, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(script, run):
-    """Returns the measured cells and the exact cells."""
+    """Returns the measured cells and the exact cells of the run."""
     _, result, _ = run
     grid = result.grid
     exact = moments.exact_cells(result.setting, grid.mixtures(), grid.horizons(), grid.num_steps)
@@ -59,14 +60,15 @@ def index(run, *names):
 def in_standard_errors(cells, expected):
     """Returns the distance of every measured mean in standard errors.
 
-    Pure rounding counts as zero.
+    A distance of pure rounding counts as zero.
     """
     assert cells.visits.min() > 100
     return np.abs(cells.mean - expected) / np.sqrt(cells.variance / cells.visits + 1e-18)
 
 
 def test_the_setting_is_solved(run):
-    """Bellman's equation holds, the first state is stationary, and the gradient theorem holds."""
+    """Bellman's equation holds, the first state is stationary, and the policy gradient theorem
+    holds."""
     setting = run[1].setting
     (transition, reward, initial, gamma), policy = setting.mdp, setting.policy
     action_value = reward + gamma * transition @ setting.value
@@ -84,7 +86,7 @@ def test_exact_critic_gives_no_bias(run, both):
     measured, exact = both
     np.testing.assert_allclose(exact.mean[EXACT], 0.0, atol=1e-12)
     assert in_standard_errors(measured, 0.0)[EXACT].max() < 4.0
-    # The same test detects the bias of a critic with errors.
+    # the same check detects the bias of a critic with errors
     assert in_standard_errors(measured, 0.0)[WRONG].max() > 20.0
 
 
@@ -112,7 +114,7 @@ def test_moments_agree_with_enumeration(run, both):
 
 
 def test_variance_grows_with_lambda(run, both):
-    """Variance grows in every cell under the exact critic, where the δ are uncorrelated.
+    """The variance grows in every cell under the exact critic, where the δ are uncorrelated.
 
     The variance is zero where no rewards follow.
     """
@@ -139,7 +141,7 @@ def test_policy_gradient_agrees_with_the_exact_one(script, run, both):
     groups = result.sums.gradient / (options.num_samples / segments.GROUPS)
     error = groups.std(axis=0, ddof=1) / np.sqrt(segments.GROUPS)
     distance = groups.mean(0) - exact
-    quantile = 5.2  # a quantile of Student's t with 15 degrees of freedom, at 1e-4
+    quantile = 5.2  # quantile of Student's t with 15 degrees of freedom, at 1e-4
     assert (np.abs(distance[EXACT]) < quantile * error[EXACT]).all()
     bias = moments.gradient_bias(result.setting, both[1])
     assert (np.abs(distance - bias) < quantile * error).all()

@@ -1,4 +1,4 @@
-"""Evaluation of a language policy: pass@k, avg@n, and the displayed answers."""
+"""Tests evaluation of a language policy: pass@k, avg@n, and the displayed answers."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from jaxrl_po.language.tasks.types import selecting
 
 SAMPLES, PROMPTS, SHOWN = 6, 24, 16
 ADDITION = language.tasks.addition(1, zero_pad=False)
-# Ten operands: too few to generalise from.
+# Ten operands are too few to generalise from.
 TASK = ADDITION._replace(sample=lambda key, held_out: ADDITION.sample(key, False))
 MODEL = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16).build(
     TASK.tokenizer.size
@@ -27,7 +27,7 @@ KEY = jax.random.key(3)
 
 @functools.cache
 def trained():
-    """Returns parameters that answer some prompts correctly and others incorrectly."""
+    """Returns parameters that answer some prompts correctly and other prompts incorrectly."""
     warm = language.WarmStart(steps=1000, accuracy=0.5, batch_size=64, learning_rate=1e-2)
     return jax.jit(language.make_problem(TASK, MODEL, num_prompts=2, group_size=2, warm=warm).init)(
         jax.random.key(0)
@@ -57,7 +57,7 @@ def shown():
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
-    """C(n − c, k) of the C(n, k) choices of k among n samples contain no right answer."""
+    """Among the C(n, k) choices of k from n samples, C(n − c, k) contain no right answer."""
     correct = jnp.arange(n + 1)
     for k in range(1, n + 1):
         expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
@@ -67,9 +67,9 @@ def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
 
 
 def test_pass_at_k_where_a_binomial_would_overflow():
-    """C(4096, 2048) has 1232 digits.
+    """The binomial C(4096, 2048) has 1232 digits.
 
-    With c of n right, k = 1 yields c / n, and k = n yields 1 if c > 0.
+    If c of n samples are right, k = 1 yields c / n, and k = n yields 1 for c > 0.
     """
     correct = jnp.array([[0, 1, 1024], [2048, 4095, 4096]])
     np.testing.assert_allclose(
@@ -82,9 +82,9 @@ def test_pass_at_k_where_a_binomial_would_overflow():
 
 
 def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
-    """Over Binomial(6, 0.3) the mean is exactly 1 − 0.7⁴.
+    """Over Binomial(6, 0.3) the mean of the estimate is exactly 1 − 0.7⁴.
 
-    The mean of 1 − (1 − c/n)⁴ is 0.03 lower.
+    The mean of the plug-in estimate 1 − (1 − c/n)⁴ is 0.03 lower.
     """
     n, k, p = 6, 4, 0.3
     counts = np.arange(n + 1)
@@ -140,7 +140,8 @@ def test_what_is_asked_is_held_out():
 
 
 def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
-    """A policy that answers exactly half correctly scores .5, for any key; in microbatches too."""
+    """A policy that answers exactly half of the rows correctly scores .5, for any key; in
+    microbatches too."""
     rows = [language.tasks.Example(f"{i}+1=", str(i)) for i in range(40)]
     task = language.tasks.table("rows", TASK.tokenizer, rows[:10], rows[10:])
     half = task._replace(score=lambda row, tokens: (row % 2).astype(jnp.float32))
@@ -169,7 +170,7 @@ def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
 
 
 def test_greedy_answers_are_the_most_likely_tokens():
-    """One pass over the finished sequences confirms this."""
+    """One pass over the finished sequences confirms the greedy tokens."""
     greedy, (params, _) = answers(0), trained()
     tokens = jnp.concatenate([greedy.prompt, greedy.tokens[:, 0]], axis=1)
     pad = jnp.sum(jnp.cumsum(greedy.prompt != TASK.tokenizer.pad, axis=1) == 0, axis=1)
@@ -203,7 +204,7 @@ def test_samples_differ_among_themselves_and_not_from_time_to_time():
 
 
 def test_truncation_reaches_the_samples():
-    """Every sample is the greedy answer if only one token is allowed."""
+    """Every sample is the greedy answer if truncation allows only one token."""
     one, greedy = answers(2, decoding=Decoding(top_k=1)), answers(0)
     np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 

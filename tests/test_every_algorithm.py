@@ -1,7 +1,7 @@
-"""Every `--algorithm` of both scripts, in microbatches and with its rows over two devices.
+"""Tests every `--algorithm` of both scripts, in microbatches and with its rows over two devices.
 
-Runs of the four algorithms from which the others are made are complete. Runs of the others are
-traced without compiling, from the flags to files, loading, evaluation and rendering.
+Runs of the four algorithms from which the other algorithms are made are complete. Runs of the other
+algorithms are traced without compiling, from the flags to files, loading, evaluation and rendering.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxrl_po.control.actor import actor_of
 from jaxrl_po.run.experiment import control, earlier, language, presets, registry, settings
 from jaxrl_po.run.store.checkpoint import Store
 
-# Distillation needs a teacher, see test_distillation; sft demonstrations, see test_sft.
+# Distillation needs a teacher, see test_distillation; sft needs demonstrations, see test_sft.
 WITHOUT_TEACHER = [name for name in registry.METHODS if name not in ("distillation", "sft")]
 SHARED = ["--seeds=1", "--log_every=1", "--eval_every=2"]
 PATH = ["--problem.num_envs=4", "--problem.num_steps=8", "--network.width=8", "--total_steps=64"]
@@ -55,7 +55,7 @@ SCRIPTS = {"control": launch.control, "language": launch.language}
 MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
 BOTH = [MICROBATCHES, DEVICES]
 VARIANTS = {"both": BOTH, "neither": [], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
-# `test_wrapped_problem_is_evaluated_and_rendered` runs DAPO on control.
+# The test `test_wrapped_problem_is_evaluated_and_rendered` runs DAPO on control.
 TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
 
 
@@ -86,7 +86,7 @@ def to_the_end():
 
 @pytest.mark.parametrize(("algorithm", "script", "variant"), to_the_end())
 def test_it_ends_well(algorithm, script, variant, tmp_path):
-    """In microbatches, and with the rows over two devices."""
+    """Each algorithm runs in microbatches, and with its rows over two devices."""
     argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
     assert SCRIPTS[script](argv) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -105,11 +105,11 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
 
 @pytest.mark.usefixtures("trace_only")
 def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
-    """Its defaults follow from the fields of its Config."""
+    """The defaults of a new entry follow from the fields of its Config."""
 
     @record
     class Config(ppo.Config, critic_fit.CriticFit):
-        """Hyperparameters of another method."""
+        """Hyperparameters of the new method."""
 
     entry = registry.MethodEntry(Config, ppo.make, has_critic=True)
     monkeypatch.setitem(registry.METHODS, "own", entry)

@@ -1,6 +1,6 @@
-"""Files of runs of both scripts, also of stopped, extended and moved runs.
+"""Tests files of runs of both scripts, also of stopped, extended and moved runs.
 
-Kills of their processes are in `test_kills`, in short in `test_interrupts`.
+Tests that kill such processes are in `test_kills`, short ones in `test_interrupts`.
 """
 
 import json
@@ -22,7 +22,7 @@ MAIN = {"control": launch.control, "language": launch.language}
 
 @pytest.fixture(scope="module")
 def runs(finished, tmp_path_factory):
-    """A finished run of each script."""
+    """Returns a finished run of each script."""
     out = tmp_path_factory.mktemp("runs")
     for script in MAIN:
         finished(script, out / script)
@@ -140,7 +140,8 @@ def test_lines_hold_what_is_to_be_watched(runs):
 
 
 def test_the_language_script_evaluates_samples_and_shows_some(runs):
-    """Three iterations, a line each, evaluated at the first state, and at the last."""
+    """The run has three iterations with a line each, and is evaluated at the first and at the last
+    state."""
     rows = read(runs / "language" / "metrics.jsonl")
     evaluated = [row for row in rows if "greedy_accuracy" in row]
     assert all({"greedy_length", "avg@2", "pass@1", "pass@2"} <= set(row) for row in evaluated)
@@ -176,7 +177,8 @@ def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monke
             signal.raise_signal(signal.SIGTERM)
 
     short = [flag for flag in finished_runs.CONTROL if "total_steps" not in flag]
-    # Started with --overwrite, which is not a setting of the run: resuming must not take it over.
+    # The first start uses --overwrite, which is not a setting of the run: a resumed run must not
+    # take over the flag.
     begin = [*short, "--total_steps=256", "--deterministic", f"--out={tmp_path}", "--overwrite"]
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "update", stop)
@@ -190,7 +192,7 @@ def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monke
 
 
 def with_older_jax(run, out, **settings):
-    """Copies a run as if an older version of JAX had made it."""
+    """Copies a run as if an older version of JAX had made the run."""
     shutil.copytree(run, out)
     stored = json.loads((out / "config.json").read_text()) | settings
     stored["resolved"]["versions"]["jax"] = "0.0.1"

@@ -1,4 +1,4 @@
-"""Lines of metrics on their way to other tools."""
+"""Tests the export of lines of metrics to other tools."""
 
 import json
 import math
@@ -22,7 +22,8 @@ from jaxrl_po.run.store import exporters, folder
 
 
 def records(path):
-    """The events of a file: each is its length, a checksum, content and a checksum."""
+    """Yields the events of a file: each event consists of its length, a checksum, content and a
+    checksum."""
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
@@ -31,7 +32,7 @@ def records(path):
 
 
 def events(folder):
-    """`(step, name, value)` of all event files."""
+    """Returns `(step, name, value)` of all event files."""
     for path in sorted(folder.glob("events.*")):
         for event in records(path):
             for value in event.summary.value:
@@ -39,7 +40,7 @@ def events(folder):
 
 
 class Own:
-    """An exporter that records its calls and empties its arguments."""
+    """Exporter that records its calls and empties its arguments."""
 
     def __init__(self):
         self.calls = []
@@ -57,7 +58,7 @@ class Own:
 
 
 class Broken(Own):
-    """An exporter whose disk is full after one row."""
+    """Exporter whose disk is full after one row."""
 
     def write(self, row):
         if len(self.calls) > 1:
@@ -75,7 +76,7 @@ ROWS = [
 
 
 def exported(exporter, rows=ROWS, settings=None, folder=None):
-    """Returns the reporter of a run that exports rows, two seconds from its end."""
+    """Returns the reporter of a run that exports rows, two seconds before the run's end."""
     shown = Silent()
     run_of = ("a run", settings or {}, folder)
     with exporters.ExportingReporter(shown, [exporter], run_of) as reporter:
@@ -113,7 +114,7 @@ def test_failing_exporter_is_reported_and_run_continues(tmp_path):
 
 
 class Hanging(Own):
-    """An exporter whose service does not answer."""
+    """Exporter whose service does not answer."""
 
     def __init__(self, what, until):
         self._what, self._until, self.calls = what, until, []
@@ -148,7 +149,7 @@ def test_hanging_exporter_is_reported_and_run_continues(monkeypatch, what, said)
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_full_disk_of_event_files_ends_no_run(tmp_path):
-    """More numbers than a file is buffered for, and a queue of tensorboardX holds."""
+    """The run writes more numbers than a file buffers and a queue of tensorboardX holds."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
     try:
@@ -168,7 +169,8 @@ def test_a_missing_package_is_named_before_anything_starts():
 
 
 class FakeBiases:
-    """Stands in for the package: records the runs that are started, or refuses to start one."""
+    """Stand-in for the package wandb: records the runs that are started, or refuses to start a
+    run."""
 
     def __init__(self, error=None):
         self.begun, self.logged, self._error = [], [], error
@@ -188,7 +190,8 @@ class FakeBiases:
 
 @pytest.fixture
 def biases(monkeypatch):
-    """`biases(error=None)` installs the package that `FakeBiases` stands in for."""
+    """Returns a function `biases(error=None)`, which installs `FakeBiases` in place of the
+    package."""
 
     def install(error=None):
         fake = FakeBiases(error)
@@ -305,7 +308,7 @@ def test_only_objects_with_the_methods_are_exporters(given):
 
 @pytest.fixture
 def two_lines(monkeypatch):
-    """Runs of experiments that train nothing and have two lines."""
+    """Returns runs of experiments that do not train and have two lines."""
 
     def run_lines(job, out, reporter, **_):
         for step in (0, 8):

@@ -1,4 +1,4 @@
-"""A method, memory, suite, task, reward and flag of the user's, each in a file of its own."""
+"""Tests a user's method, memory, suite, task, reward and flag, each in a file of its own."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The control family on probes with known answers, and promises of each method."""
+"""Tests the control family on probes with known answers, and promises of each method."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ TABULAR = tabular_problem(num_prompts=16)
 
 
 def replaced(problem, **fields):
-    """Returns the problem with batches that hold these numbers everywhere."""
+    """Returns the problem with batches whose fields have constant numbers."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -110,7 +110,7 @@ def test_critics_learn_what_they_should(module, config):
 
 @slow
 def test_separate_critic_bootstraps_at_the_time_limit():
-    """The reward is 1 for ever, truncated every 5 steps: V = 1 / (1 − .8) = 5."""
+    """The reward is 1 forever, truncated every 5 steps: V = 1 / (1 − .8) = 5."""
     problem = control.make_problem(AlwaysTruncated(), num_envs=16, num_steps=20)
     state, _, _ = train(reinforce, reinforce.Config(**FIT, gamma=0.8), problem, 100)
     np.testing.assert_allclose(
@@ -132,7 +132,7 @@ def test_trpo_stays_within_its_region_and_gains():
 
 
 def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
-    """Both methods take the same step with a line search that accepts at once."""
+    """TRPO takes the same step as NPG if its line search accepts immediately."""
     shared = {**FIT, "max_kl": 1e-4, "damping": 1e-3}
     (_, natural, one), (_, searched, other) = (
         train(module, module.Config(**shared), TABULAR, 30) for module in (npg, trpo)
@@ -140,12 +140,13 @@ def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a[1], b[1], rtol=1e-5, atol=1e-7)
-    # The quadratic model of the KL is accurate for a step this small.
+    # The quadratic model of the KL is accurate for so small a step.
     np.testing.assert_allclose(natural["exact_kl"].value()[0], 1e-4, rtol=0.3)
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
-    """Every action always earns the same reward, and the critic knows it: the gradient is zero."""
+    """Every action always earns the same reward, and the critic predicts it: the gradient is
+    zero."""
     problem = replaced(TABULAR, reward=1.0, value=1.0)
     config = trpo.Config(value_learning_rate=1e-30, normalize_advantage=False, gamma=0.0)
     state, metrics, history = train(trpo, config, problem, 2)
@@ -272,7 +273,8 @@ def test_cart_pole_improves(module, config, iterations):
 
 
 def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
-    """`(G − m) / s + m` would make the constant part of the returns s times too large."""
+    """The formula `(G − m) / s + m` would make the constant part of the returns s times too
+    large."""
     shared = {"baseline": "none", **FIT}
     configs = (reinforce.Config(normalize_advantage=on, **shared) for on in (False, True))
     (raw, _, first), (scaled, _, _) = (
@@ -295,7 +297,7 @@ def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
 
 
 class PlainGradient:
-    """REINFORCE method whose step is the gradient."""
+    """REINFORCE method whose step is the plain gradient."""
 
     @staticmethod
     def make(config, problem):

@@ -1,10 +1,12 @@
-"""Failures around a run: nothing is lost silently, a line reports the cause and the saved state.
+"""Tests failures around a run: no data are lost silently, and a line reports the cause and the
+saved state.
 
-The runs here take a random walk instead of training. Other files test kills and a full disk for
-each script (`test_kills`, in short `test_interrupts`); a kill at any moment of the loop, a second
-interrupt, seeds that stay non-finite (`test_runner`); damaged checkpoints, kills while saving,
-other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders (`test_folder`);
-NaN, exceptions and hangs of a Python reward (`test_scoring`, `test_rewarded_runs`).
+The runs of this file take a random walk instead of training. Other files test kills and a full disk
+for each script (`test_kills`, in short `test_interrupts`); a kill at any moment of the loop, a
+second interrupt, seeds that remain non-finite (`test_runner`); damaged checkpoints, kills while
+saving, other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders
+(`test_folder`); NaN, exceptions and hangs of a Python reward (`test_scoring`,
+`test_rewarded_runs`).
 """
 
 import errno
@@ -53,7 +55,7 @@ FLAGS = ["--seeds=2", "--devices=1", "--total_steps=230", "--log_every=5", "--ev
 
 
 def walk(poison=lambda step: False):
-    """Builds one seed of a random walk; `poison` marks the updates that are skipped."""
+    """Builds a random walk of one seed; `poison` marks the updates that are skipped."""
 
     def step(state):
         key, noise_key = jax.random.split(state.key)
@@ -72,7 +74,7 @@ def second_number(params, collector, key):
 
 
 def domain(learner, measure=second_number):
-    """The functions of a training command with a learner of one seed."""
+    """Returns the functions of a training command, with a learner of one seed."""
 
     def build(config, placement, world):
         return build_job(
@@ -116,7 +118,7 @@ def whole(tmp_path_factory):
 
 
 def at(monkeypatch, iteration, happens):
-    """Calls a function once, between the line of an iteration and its checkpoint."""
+    """Calls a function once, between the line of an iteration and the iteration's checkpoint."""
     update, pending = Progress.update, [happens]
 
     def hook(self, row, seconds_left):
@@ -129,9 +131,9 @@ def at(monkeypatch, iteration, happens):
 
 @pytest.fixture
 def limit_files():
-    """Limits the size of files: larger writes are refused as they are on a full disk.
+    """Limits the size of files: larger writes are refused as on a full disk.
 
-    Programs in the compilation cache are not truncated.
+    Programs in the compilation cache are not truncated by the limit.
     """
     before, seconds = (
         resource.getrlimit(resource.RLIMIT_FSIZE),
@@ -141,12 +143,12 @@ def limit_files():
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    gc.collect()  # remains of a failed write warn here
+    gc.collect()  # remains of a failed write cause warnings here
 
 
 @pytest.mark.parametrize(
     "limit",
-    # The limit refuses the checkpoint, and the next line as well.
+    # The limit refuses the checkpoint, and the next line too.
     [20_000, pytest.param(400, marks=pytest.mark.slow)],
 )
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
@@ -158,7 +160,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert status == 1
     [line] = capfd.readouterr().err.splitlines()
     kept = checkpoint.newest_intact(tmp_path / "checkpoints" / "latest")
-    assert kept in (0, 5)  # the checkpoint of 5 was perhaps being written
+    assert kept in (0, 5)  # the checkpoint of iteration 5 may have been half written
     assert re.match(rf"error: {tmp_path}(/checkpoints/.*/\d+)?: File too large; ", line)
     assert line.endswith(
         f"; --resume continues from iteration {kept}, which is intact in {tmp_path}"
@@ -291,13 +293,14 @@ def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkey
         assert checkpoint.newest_intact(tmp_path) == 1
         store.save(3, {"x": jnp.zeros(3)})
         assert store.iterations() == [3]
-        # A run that was rolled back leaves nothing of its former future.
+        # A run that was rolled back leaves no files of its former future.
         store.save(2, {"x": jnp.zeros(3)})
         assert store.iterations() == [2]
 
 
 def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd, limit_files):
-    """One error is reported, however late tensorstore reports others to orbax's closed loop."""
+    """One error is reported, however late tensorstore reports further errors to orbax's closed
+    loop."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     noise = np.random.default_rng(0).normal(size=(12, SIZE))
@@ -316,7 +319,8 @@ def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd
 
 
 def test_the_best_state_is_on_disk_before_the_latest(tmp_path, monkeypatch):
-    """Otherwise a run killed between the writes would continue past an unsaved best state."""
+    """In the other order, a run killed between the writes would continue past an unsaved best
+    state."""
     gate, order, write = threading.Event(), [], Store._write
 
     def slow(self, iteration, arrays, first):
@@ -376,7 +380,8 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
         assert rate is None or (math.isfinite(rate) and rate > 0.0)
     summary = json.loads((tmp_path / "summary.json").read_text())["steps_per_second"]
     assert summary is None or summary > 0.0
-    shown = re.sub(r"greedy return \S+", "", capfd.readouterr().out)  # the return of a random walk
+    # The return of the random walk.
+    shown = re.sub(r"greedy return \S+", "", capfd.readouterr().out)
     assert (
         "-"
         not in "".join(shown.splitlines(keepends=True)[2:])

@@ -1,6 +1,7 @@
-"""Changing a switch or a size of any algorithm's config changes the parameters after some steps.
+"""Tests that changing a switch or a size of any config changes the parameters after some steps.
 
-Numbers are tested for direction and proportion: `test_step_sizes.py` asserts that none is omitted.
+Other tests check numbers for direction and proportion: `test_step_sizes.py` asserts that no number
+  is omitted.
 """
 
 import dataclasses
@@ -38,7 +39,8 @@ def beginning(algorithm):
 
 
 def begin(algorithm, config):
-    """Returns the first state, compiled anew only where a field changes a state's structure."""
+    """Returns the first state, whose program is compiled again only where a field changes the
+    state's structure."""
     init = CASES[algorithm][0].make(config, problem(algorithm)).init
     base = beginning(algorithm)
     like = jax.eval_shape(init, jax.random.key(0))
@@ -50,7 +52,8 @@ def begin(algorithm, config):
 
 @functools.cache
 def program(algorithm, static):
-    """Returns a program of a few steps; it traces numbers, so that their changes share it."""
+    """Returns a program of a few steps; numbers are traced, so that changed numbers share the
+    program."""
     del static
     make, chosen = CASES[algorithm][0].make, problem(algorithm)
     sample = jax.jit(lambda config, state: make(config, chosen).sample(state))
@@ -98,7 +101,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
     before, after = (outcome(algorithm, tuple(changes.items()), 2) for changes in settings)
     assert np.isfinite(after).all()
     if field == "num_microbatches":
-        # This field splits the work and changes no number.
+        # this field splits the work and does not change numbers
         np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)
         assert not np.array_equal(before, after)
     else:

@@ -1,4 +1,4 @@
-"""Fisher products compared with dense matrices, and the complete update of a trust region."""
+"""Compares Fisher products with dense matrices, and tests the complete update of a trust region."""
 
 import functools
 from typing import NamedTuple
@@ -20,7 +20,8 @@ from jaxrl_po.types import Samples
 
 
 def dense_fisher(policy):
-    """Computes `E[∇log π ∇log πᵀ]`: enumerated for a categorical, closed form for a Gaussian."""
+    """Computes `E[∇log π ∇log πᵀ]`, by enumeration for a categorical, in closed form for a
+    Gaussian."""
     flat, unravel = ravel_pytree(PARAMS)
     if policy is categorical:
         jacobian = jax.jacobian(lambda x: categorical(unravel(x)).log_probs())(flat)
@@ -68,7 +69,7 @@ def test_damping_may_be_traced():
 
 
 def test_fisher_product_over_devices_adds_the_damping_once():
-    """Shards are uneven: local totals are divided by the global count, summed, then damped."""
+    """Shards are uneven: local totals are divided by the global count, summed, and then damped."""
     mask = jnp.asarray(rng.random(16) < 0.6)
     old = categorical(PARAMS).logits
 
@@ -139,7 +140,7 @@ STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 def test_the_fisher_stride_counts_rows_over_devices_and_parts():
     """A stride that does not divide the rows of a part once restarted in each part.
 
-    It then read other rows, and the natural step was different.
+    The Fisher products then used other rows, and the natural step was different.
     """
     mask = jnp.asarray(rng.random(40) < 0.8)
     advantage, action = (
@@ -202,7 +203,7 @@ class Rows(NamedTuple):
     mask: jax.Array
 
 
-# Shares of four devices and of four microbatches have three rows, one, four and zero.
+# Shares of four devices and of four microbatches have three rows, one row, four rows and no row.
 ROWS = Rows(
     OBSERVATIONS,
     jnp.asarray(rng.integers(4, size=16), jnp.int32),
@@ -212,7 +213,8 @@ ROWS = Rows(
 
 
 def dense_step(stride, damping, max_kl):
-    """Computes `√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F over every n-th row."""
+    """Computes `√(2δ / xᵀ(F + λI)x) x`, `x = (F + λI)⁻¹ g`, in float64; F averages over every n-th
+    row."""
     flat, unravel = ravel_pytree(PARAMS)
 
     def log_probs(x):

@@ -11,7 +11,7 @@ from jaxrl_po.run.experiment import flags
 
 @config.record
 class Config:
-    """A record with every kind of field."""
+    """Record with every kind of field."""
 
     learning_rate: config.Number = number(3e-4, "step size", within=POSITIVE)
     gamma: config.Number = number(0.99, "discount", within=UNIT)
@@ -32,7 +32,7 @@ class Config:
 
 @config.record
 class Options:
-    """Flags without a prefix."""
+    """Record of flags without a prefix."""
 
     total_steps: int = static(100, "length", within=COUNT)
 
@@ -152,8 +152,8 @@ def test_a_script_has_defaults_of_its_own():
     defaults = {"total_steps": 9, "config.gamma": 0.25, "config.early_stop": True}
     records = merged(["--config.gamma=0.75"], stored={"config.early_stop": False}, preset=defaults)
     assert records[""].total_steps == 9
-    assert records["config"].gamma == 0.75  # flags come first
-    assert records["config"].early_stop is False  # then stored values
+    assert records["config"].gamma == 0.75  # flags take precedence
+    assert records["config"].early_stop is False  # stored values come second
 
 
 def test_script_default_without_effect_does_not_apply():
@@ -165,7 +165,7 @@ def test_script_default_without_effect_does_not_apply():
         ConfigError, match=r"^config\.target_kl: has no effect unless early_stop is on"
     ):
         merged([*off, "--config.target_kl=0.5"], preset=defaults)
-    # No flag made it so.
+    # the default, not a flag, made the setting ineffective
     for wrong in ({"preset": {"config.target_kl": 0.5}}, {"stored": {"config.target_kl": 0.5}}):
         with pytest.raises(ConfigError, match=r"^config\.target_kl: has no effect"):
             merged([], **wrong)

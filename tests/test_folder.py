@@ -43,7 +43,7 @@ def test_a_folder_that_was_only_claimed_is_free(tmp_path):
 
 @pytest.fixture
 def begun(tmp_path):
-    """Folder of a run that was interrupted while its programs compiled."""
+    """Returns the folder of a run that was interrupted while its programs compiled."""
     folder.write_settings(tmp_path, {"script": "control", "seed": 3})
     (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"iterat')
@@ -58,7 +58,7 @@ def test_run_without_lines_does_not_block_same_command(begun):
 
 
 def empty_mount(out):
-    """On a disk that is not mounted now, a checkpoint may be."""
+    """A disk that is not mounted may hold a checkpoint of the run."""
     away = out.with_name(f"{out.name}-away")
     away.mkdir()
     shutil.rmtree(out / "checkpoints")
@@ -221,7 +221,7 @@ def test_claiming_to_go_on_keeps_everything(used):
 
 
 def test_two_runs_cannot_hold_one_folder(tmp_path):
-    """The lock is of an open file: another process finds it as another `open` does."""
+    """The lock belongs to an open file: another process meets the lock as another `open` does."""
     with folder.claim(str(tmp_path), overwrite=False):
         (tmp_path / "metrics.jsonl").write_text("kept")
         with (

@@ -1,4 +1,5 @@
-"""Forbidden in the package: packages that break installations, outdated JAX, and `eval`."""
+"""Tests that the package does not use packages that break installations, outdated JAX, or
+`eval`."""
 
 import ast
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "jaxrl_po").rglob("*.py"))
-# `pmap` and `jax.experimental.shard_map` are being removed; a callback inside a program stops the
+# JAX will remove `pmap` and `jax.experimental.shard_map`; a callback inside a program stops the
 # program at every step.
 FORBIDDEN = {"pmap", "shard_map", "pure_callback", "io_callback", "callback", "eval", "exec"}
 
@@ -76,7 +77,7 @@ def is_unencoded(call):
     words = [each.value for each in call.args if isinstance(each, ast.Constant)]
     if "encoding" in given or "b" in given.get("mode", "".join(map(str, words[-1:]))):
         return False
-    if name in ("open", "fdopen"):  # other functions named open may open environments
+    if name in ("open", "fdopen"):  # other functions with the name open may open environments
         return isinstance(call.func, ast.Name) or not call.args or bool(words)
     return name in ("read_text", "write_text") or given.get("text") == "True"
 
@@ -88,7 +89,8 @@ def test_text_is_utf8_whatever_the_locale():
 
 
 def ignored(source):
-    """Returns keyword arguments that their function deletes: no user knows that they do nothing.
+    """Returns keyword arguments that their function deletes: a user would not notice that they have
+    no effect.
 
     >>> ignored("def f(x, *, a=1, b=2):\\n    del a\\n    return x + b")
     ['f: a']

@@ -1,6 +1,7 @@
-"""The promise of docs/save_and_load.md: files of version 0.4 are read; other formats are named.
+"""Tests the promise of docs/save_and_load.md: files of version 0.4 are accepted; the errors for
+other formats name the format.
 
-`run_of_0_4.tar.xz` is the folder of
+The archive `run_of_0_4.tar.xz` is the folder of the command
 
     jaxrl-po control --env=CartPole-v1 --devices=1 --seeds=1 --total_steps=128 --eval_episodes=2 \
         --problem.num_envs=4 --problem.num_steps=16 --config.num_minibatches=2 \
@@ -8,9 +9,9 @@
 
 without its curves, its lock and the checkpoint of iteration 1.
 
-`optimizers_of_0_4.tar.xz` has three folders of the same command, without the best checkpoint too:
-`cosine` with `--config.schedule=cosine --config.decay_iterations=4`, `adamw` and `muon` with that
-`--config.optimizer` and `--config.schedule=constant`.
+The archive `optimizers_of_0_4.tar.xz` has three folders of the same command, without the best
+checkpoint too: `cosine` with `--config.schedule=cosine --config.decay_iterations=4`, `adamw` and
+`muon` with the `--config.optimizer` of their name and `--config.schedule=constant`.
 """
 
 import functools
@@ -40,9 +41,9 @@ from jaxrl_po.run.store import checkpoint
 from jaxrl_po.types import ActorCritic, TrainState
 
 KEPT = Path(__file__).parent / "run_of_0_4.tar.xz"
-SUM_OF_SQUARES = 17.0158  # of the policy's parameters, as they were when the folder was written
+SUM_OF_SQUARES = 17.0158  # of the policy's parameters when the folder was written
 OPTIMIZERS = Path(__file__).parent / "optimizers_of_0_4.tar.xz"
-RESUMED = 17.05767  # squares of the `adamw` policy that version 0.4 trained to 256 steps
+RESUMED = 17.05767  # sum of squares of the `adamw` policy that version 0.4 trained to 256 steps
 
 
 def unpacked(path, folder):
@@ -96,7 +97,8 @@ def squares(params):
 
 
 def restored(folder, **fields):
-    """Returns the arrays of the checkpoint by name, and the current state made of them."""
+    """Returns the arrays of the checkpoint by name, and the current state made from these
+    arrays."""
     env, network = gymnax.make("CartPole-v1")[0], control.NetworkSettings(width=4, depth=1)
     problem = control.make_problem(env, num_envs=4, num_steps=16, network=network)
     sizes = {"num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
@@ -108,7 +110,8 @@ def restored(folder, **fields):
 
 
 def test_cosine_count_of_version_04_is_dropped(optimizers):
-    """Its moments of one leaf per parameter become the flat ones of the method's own Adam."""
+    """Adam's moments with one leaf per parameter become the flat moments of the method's own
+    Adam."""
     held, state = restored(optimizers / "cosine", schedule="cosine", decay_iterations=4)
     assert held[".opt_state[2].count"] == held[".opt_state[1][0].count"] == 4
     _, adam, _ = state.opt_state
@@ -131,7 +134,8 @@ def test_moments_of_version_04_optimizers_are_kept(optimizers):
 
 
 def test_muon_of_version_04_restarts_its_adam(optimizers):
-    """It took the input layer and the heads; a network of one layer has no hidden matrix."""
+    """In version 0.4 Muon took the input layer and the heads; a network of one layer has no hidden
+    matrix."""
     held, state = restored(optimizers / "muon", optimizer="muon")
     inner = state.opt_state[1].inner_states
     assert any("inner_states['muon'].inner_state[0].mu" in name for name in held)
@@ -160,7 +164,7 @@ def rms(transformation):
 @pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
 @pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
 def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
-    """Covers actor and critic or the policy alone, both sizes, and swept settings."""
+    """The cases cover actor and critic or the policy alone, both sizes, and swept settings."""
     params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
     trained = params.policy if of_policy else params
     cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 9))
@@ -194,7 +198,7 @@ def test_named_optimizer_of_version_04_resumes_identically(optimizers):
 
 
 def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
-    """The state of an optimizer with another structure, as in a later version, is not read."""
+    """An optimizer's state with another structure, as in a later version, is not loaded."""
     latest = kept / "checkpoints" / "latest"
     with checkpoint.Store(latest) as store:
         arrays = store.read(2)
@@ -235,7 +239,8 @@ def test_folder_of_another_format_is_left_unchanged(kept, no_compilation, number
 
 
 def test_what_an_older_version_began_blocks_a_folder(kept):
-    """It is not taken for a run that was only begun, which the same command may replace."""
+    """Such a folder is not taken for a run that has only started, which the same command may
+    replace."""
     shutil.rmtree(kept / "checkpoints")
     (kept / "metrics.jsonl").unlink()
     (kept / "summary.json").unlink()

@@ -1,4 +1,4 @@
-"""Former names of flags and values: read from JSON, and suggested on the command line."""
+"""Tests former names of flags and values: accepted in JSON, and suggested on the command line."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def kept(tmp_path):
 
 
 def of_run():
-    """Yields `(section, field)` of the settings of the stored run."""
+    """Yields `(section, field)` for the settings of the stored run."""
     for (commands, section, name), record in records().items():
         if "control" in commands.split() and name in ("options", "ppo", "paths", "only"):
             yield from ((section, field) for field in settings(record))
@@ -73,7 +73,7 @@ def test_former_values_and_sections_become_present_ones():
 
 
 def test_a_former_name_of_a_stored_run_is_read(kept):
-    """A value of the wrong type is refused under the present name."""
+    """A value of the wrong type is refused, and the error has the present name."""
     stored, checked = json.loads((kept / "config.json").read_text()), 0
     for section, field in of_run():
         present = joined(section, field.name)
@@ -86,7 +86,7 @@ def test_a_former_name_of_a_stored_run_is_read(kept):
 
 
 def test_a_former_flag_suggests_the_present_one(tmp_path):
-    """The error comes before anything compiles, in one line; a `ConfigError` has exit status 2."""
+    """The error comes before compilation, in one line; a `ConfigError` has exit status 2."""
     names, out = set(), tmp_path / "new"
     for (commands, section, name), record in records().items():
         own = {"config": "algorithm", "task": "task"}.get(section)

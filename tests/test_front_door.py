@@ -1,4 +1,4 @@
-"""First steps of a newcomer: the command, user files, and errors of a contract."""
+"""Tests the first steps of a newcomer: the command, user files, and errors of a contract."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_the_command_lists_its_commands(capsys):
     ids=["module", "script"],
 )
 def test_module_and_script_are_the_same_command(begin, request, monkeypatch, capfd):
-    """In a process of its own: `test_script_flags`."""
+    """The module runs in this process; `test_script_flags` runs it in a separate process."""
     command = ["plot"] if request.node.callspec.id == "module" else []
     monkeypatch.setattr(sys, "argv", ["", *command])
     with pytest.raises(SystemExit) as left:
@@ -118,7 +118,7 @@ def test_module_and_script_are_the_same_command(begin, request, monkeypatch, cap
 
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-# Scripts of peers run in environments of their own, which `make bench` makes.
+# Scripts of peers run in separate environments, which `make bench` creates.
 OURS = sorted(path for path in EXPERIMENTS.rglob("*.py") if path.parent.name != "peers")
 
 
@@ -143,7 +143,8 @@ def test_interrupt_during_imports_is_one_line(monkeypatch, capsys):
 
 
 def test_unknown_matplotlib_backend_is_named(tmp_path):
-    """In a process of its own, with as much of matplotlib as looks at it."""
+    """The command runs in a separate process, with only the parts of matplotlib that choose a
+    backend."""
     (tmp_path / "matplotlib.py").write_text("raise ValueError('bogus is not a valid backend')")
     paths = f"{tmp_path}:{EXPERIMENTS.parent}"
     environment = {**os.environ, "MPLBACKEND": "bogus", "PYTHONPATH": paths}
@@ -153,7 +154,7 @@ def test_unknown_matplotlib_backend_is_named(tmp_path):
 
 
 def test_system_without_fork_is_refused():
-    """In a process of its own, which takes its system for Windows from there on."""
+    """The command runs in a separate process, which believes that its system is Windows."""
     code = (
         "import os, pathlib; from jaxrl_po import __main__; os.name = 'nt'; __main__.entry('plot')"
     )
@@ -298,7 +299,7 @@ def test_what_is_neither_environment_nor_task_is_named(files, main, flag, name, 
     assert not (files / "run").exists()
 
 
-# Contracts of environments and networks.
+# Tests of the contracts of environments and networks.
 
 
 class FiveResults(MatchCue):
@@ -323,7 +324,7 @@ class NoSpace(MatchCue):
 
 
 class Outputs(nn.Module):
-    """Logits, a column of values, or a policy with such a column."""
+    """Network whose output is logits, a column of values, or a policy with a column of values."""
 
     kind: str
 
@@ -367,7 +368,7 @@ def test_errors_of_a_contract_name_the_remedy(env, modules, message):
 
 
 class Endless:
-    """An environment without a bound on its episodes; its step is wrong in some."""
+    """Environment without a bound on its episodes; its step is wrong in some tests."""
 
     default_params = None
 
@@ -397,7 +398,7 @@ def test_evaluation_needs_step_limit_after_valid_step(values, message):
         control.make_evaluate(Endless(values), problem)
 
 
-# Programs that are kept.
+# Tests of compiled programs that are stored.
 
 
 @pytest.fixture
@@ -412,7 +413,7 @@ def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     compilation.keep_programs("")
     assert jax.config.jax_compilation_cache_dir is None
-    with monkeypatch.context() as patch:  # as in a container, whose user is known to nobody
+    with monkeypatch.context() as patch:  # as in a container, whose user has no name
         for name in ("XDG_CACHE_HOME", "HOME"):
             patch.delenv(name)
         patch.setattr(os, "getuid", lambda: 2**31 - 7)
@@ -421,7 +422,8 @@ def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch,
     compilation.keep_programs("auto")
     chosen = jax.config.jax_compilation_cache_dir
     assert os.path.dirname(chosen) == str(tmp_path / "cache" / "jaxrl_po")
-    compilation.keep_programs(str(tmp_path / "other"))  # where the environment says stays
+    # The folder that the environment variable names remains.
+    compilation.keep_programs(str(tmp_path / "other"))
     assert jax.config.jax_compilation_cache_dir == chosen
     jax.config.update("jax_compilation_cache_dir", None)
     compilation.keep_programs(str(tmp_path / "other"))
@@ -445,7 +447,7 @@ def test_tuned_settings_are_named_and_stored(tmp_path, capsys, written_down):
     written_down(launch.control, [*arguments, f"--out={tmp_path / 'run'}"])
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]["tuned"]
     assert stored
-    assert "problem.num_envs" not in stored  # it was given
+    assert "problem.num_envs" not in stored  # this flag was set by the user
     out = capsys.readouterr().out
     for name, value in stored.items():
         assert f"{name}={errors.spell(value)}" in out

@@ -1,4 +1,4 @@
-"""Frozen parameters: read by the policy, not trained, not saved, one copy for all seeds."""
+"""Tests frozen parameters: used by the policy, not trained, not saved, one copy for all seeds."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,8 @@ def problem_for(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_frozen_base_is_read_and_not_trained(name):
-    """The same update as of the sum of both, begun at the sum; the base stays to the bit."""
+    """The update equals an update of the sum of base and adapter, started at the sum; the base is
+    unchanged to the bit."""
     problem = problem_for(name)
     learner, alone = METHODS[name](with_base(problem)), METHODS[name](problem)
     state, step = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.step)
@@ -101,7 +102,7 @@ def test_all_seeds_share_one_copy(placement):
 
 
 def drawn(problem):
-    """The problem with a base that the compiler's rounding reaches."""
+    """Returns the problem with a base on which the compiler's rounding has an effect."""
     problem = with_base(problem)
 
     def init(key):
@@ -123,7 +124,8 @@ def drawn(problem):
 )
 def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, monkeypatch, flags):
     if flags is not None:
-        monkeypatch.setenv("XLA_FLAGS", flags)  # programs are compiled with more effort than here
+        # The command compiles programs with more effort than this test.
+        monkeypatch.setenv("XLA_FLAGS", flags)
     learner = over_seeds(METHODS["ppo"](drawn(PLAIN)), 2)
     keys = jax.random.split(jax.random.key(0), 2)
 
@@ -141,7 +143,7 @@ def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, m
         np.testing.assert_array_equal(left, right)
     with Store(tmp_path / "cut" / "checkpoints" / "latest") as store:
         assert not any("frozen" in name for name in store.read(4))
-    again = run(tmp_path / "cut", 4, resume=True)  # nothing is left to do
+    again = run(tmp_path / "cut", 4, resume=True)  # the run has no iterations left
     assert again.params.frozen is not None
 
 

@@ -1,7 +1,8 @@
-"""Every public pure function on random shapes, masks and extremes: results are finite and lawful.
+"""Tests every public pure function on random shapes, masks and extremes: results are finite and
+lawful.
 
-`fuzzed` has one row per function. NumPy draws the data from a seed and a regime, and programs are
-cached by shape, so that a case costs a millisecond.
+The module `fuzzed` has one row per function. NumPy draws the data from a seed and a regime, and
+programs are cached by shape, so that a case costs a millisecond.
 """
 
 import functools

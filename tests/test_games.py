@@ -1,4 +1,4 @@
-"""The games of `dialogues`, compared with independent code on the host."""
+"""Compares the games of `dialogues` with independent code on the host."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ from jaxrl_po.language import conversation, dialogues
 
 @functools.cache
 def feedback(code, guess):
-    """Computes the feedback of Mastermind by counting."""
+    """Computes the feedback of Mastermind by counting symbols."""
     at_place = sum(a == b for a, b in zip(code, guess, strict=True))
     return at_place, sum((Counter(code) & Counter(guess)).values()) - at_place
 
@@ -57,7 +57,7 @@ def test_mastermind_says_what_is_right():
 
 
 def test_the_least_mean_number_of_guesses_is_the_known_one():
-    """Searches exactly over our replies: 21 / 9 for two symbols of three."""
+    """The search over the library's replies is exact: 21 / 9 guesses for two symbols of three."""
     codes = list(itertools.product(range(3), repeat=2))
 
     @functools.cache
@@ -119,7 +119,7 @@ def test_the_calculator_adds(message, reply):
     assert state.terms.tolist() == [a, b]
     last, _, _, done = played(dialogue, state._replace(turns=jnp.int32(2)), message)
     assert done
-    assert not last.used  # the dialogue has no turn left that could use a value
+    assert not last.used  # the dialogue has no later turn that could use the value
     state, said, reward, done = played(dialogue, state, message)
     assert (said, reward, done) == (reply, 0.0, False)
     assert bool(state.used) == (reply != "!")

@@ -1,4 +1,4 @@
-"""The gate: its trials, their order, and its verdict."""
+"""Tests the gate: its trials, their order, and its verdict."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_each_test_named_must_kill_and_pass_on_the_program_as_it_is(key, word, w
 
 
 def outcomes(**words):
-    """Returns outcomes of both tests of `one`, a test of `other`, and the correct program."""
+    """Returns outcomes of both tests of `one`, of a test of `other`, and of the correct program."""
     keys = {
         "one": ("one", ONE.tests[0]),
         "again": ("one", ONE.tests[1]),

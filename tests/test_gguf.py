@@ -1,4 +1,5 @@
-"""Models of GGUF files equal a folder with the same tensors and tokens, or one error line."""
+"""Tests that models of GGUF files equal a folder with the same tensors and tokens, or give one
+error line."""
 
 import importlib.util
 import json
@@ -21,7 +22,7 @@ from jaxrl_po.run.experiment import models
 # Widths are at least 32, the number of values in a quantised block.
 WIDE = {"hidden_size": 32, "intermediate_size": 64}
 TWINS = {
-    # Two frequencies lie between those that stay unchanged and those that are divided.
+    # Two of the frequencies lie between those that remain unchanged and those that are divided.
     "llama": ("llama", "llama-bpe", {"rope_theta": 100.0, "head_dim": 8}),
     "smollm2": ("smollm2", "smollm", {}),
     "qwen2": ("qwen2", "qwen2", {"num_attention_heads": 4}),
@@ -38,7 +39,8 @@ PIECES = {
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory):
-    """Returns `family -> (GGUF file, folder, loaded file, loaded folder)` of the same model."""
+    """Returns a function `family -> (GGUF file, folder, loaded file, loaded folder)` for the same
+    model."""
     place, made = tmp_path_factory.mktemp("gguf"), {}
 
     def both(name):
@@ -293,7 +295,7 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
-    """Trains adapters over the file; another file in its place is refused."""
+    """The run trains adapters over the file; another file in its place is refused."""
     source, _, ours, _ = twins("qwen2")
     file, out = tmp_path / "own.gguf", tmp_path / "run"
     file.write_bytes(source.read_bytes())
@@ -336,7 +338,8 @@ def test_the_digest_is_of_weights_and_entries(small, tmp_path):
         )
     )
     assert first == same
-    # Another process computes the same: nothing depends on the iteration order of a set.
+    # Another process computes the same digest, which therefore does not depend on the iteration
+    # order of a set.
     names = list(gguf.read(tmp_path / "0.gguf").json("config.json"))
     assert names[4:9] == list(gguf.REQUIRED.values())
     assert len({first, other, weights}) == 3

@@ -1,7 +1,8 @@
-"""Flags keep the name, type, default and help that they have in `golden_flags.json`.
+"""Tests that flags keep the name, type, default and help that they have in `golden_flags.json`.
 
 A row of that file holds commands, flag, type, default, help, whether plain `--help` shows the flag,
-and the records that have it. It is as of commit 8f80954; every later change is listed here.
+and the records that have it. The file describes commit 8f80954; this module lists every later
+change.
 """
 
 import dataclasses
@@ -23,8 +24,9 @@ from jaxrl_po.run.experiment import language_config, sweeping
 from jaxrl_po.run.experiment.registry import METHODS, TASKS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
-# Former flag to the present one; a name that ends in a dot is a section. A flag of some commands
-# alone is written after them: `"export seed": "seed_index"`.
+# Map from a former flag to the present flag; a name that ends in a dot is a section. A flag of a
+# few commands
+# has their names in front of its name: `"export seed": "seed_index"`.
 RENAMED = {
     "config.n": "config.n_steps",
     "environment": "tools",
@@ -34,7 +36,7 @@ RENAMED = {
     "network.squash": "network.tanh_squash",
     "network.std": "network.state_dependent_std",
 }
-# Present flag to pairs of a former text and the present one, in its default and its help.
+# Map from a present flag to pairs of a former and a present text in its default and its help.
 TEXTS = {
     "sampling": [("path", "trajectories")],
     "config.n_steps": [("is n =", "has n_steps =")],
@@ -131,10 +133,231 @@ TEXTS = {
         )
     ],
 }
-# Present flag to its new default, and flags that plain `--help` shows now, or hides now.
+# Present flag to pairs of a former help text and the present one, which reads alone.
+ALONE: dict[str, list[tuple[str, str]]] = {
+    "config.std_epsilon": [("added to the std", "constant that is added to the std")],
+    "config.temperature_negative": [
+        ("τ of any other token", "τ of tokens without a positive advantage")
+    ],
+    "config.baseline": [
+        (
+            "what is subtracted from the return",
+            "baseline that is subtracted from the return",
+        ),
+    ],
+    "config.correction_high": [
+        (
+            "largest ρ: truncated to it, or masked above it",
+            "largest ρ = π_old / π_sampler; a larger weight is truncated to "
+            "correction_high, or masked",
+        ),
+    ],
+    "config.correction_low": [
+        (
+            "smallest ρ that the mask keeps",
+            "smallest ρ = π_old / π_sampler that correction=mask keeps",
+        ),
+    ],
+    "config.extra_samples": [
+        (
+            "how many responses of each group, out of group_size, enter mean and std only "
+            "and are not trained on",
+            "number of responses of each group, out of group_size, that enter mean and std "
+            "only and are not trained on",
+        ),
+    ],
+    "config.k": [
+        (
+            "responses of which the best counts, at most group_size",
+            "number k of responses whose best score is maximised, at most group_size",
+        ),
+    ],
+    "config.kl_coefficient": [
+        (
+            "β; its initial value if adapted",
+            "coefficient β of the KL penalty; the initial value if β is adapted",
+        ),
+    ],
+    "config.max_ratio": [
+        (
+            "the ratio is truncated at it",
+            "largest ratio π / π_sampler; larger ratios are truncated to max_ratio",
+        ),
+    ],
+    "config.off_policy_kl": [
+        (
+            "largest distance from the sampler of such a response",
+            "largest mean of log π_sampler − log π over a response whose tokens "
+            "mask_off_policy keeps",
+        ),
+    ],
+    "config.overlong_cache": [
+        (
+            "length of the interval over which that penalty grows; 0 for a fifth of the budget",
+            "number of tokens over which the penalty of soft_overlong grows; 0 for a fifth "
+            "of the budget",
+        ),
+    ],
+    "config.overlong_filtering": [
+        (
+            "mask responses that were cut at the token budget; on control, a time limit is "
+            "no such budget",
+            "mask responses that were cut at the token budget; the time limit of a control "
+            "task does not count as a token budget",
+        ),
+    ],
+    "config.penalty": [
+        (
+            "β, weight of |log r| at these tokens",
+            "β, weight of |log r| at the penalised tokens",
+        ),
+    ],
+    "config.reweight_kl": [
+        (
+            "multiply the penalty in the loss by the ratio π / π_old, so that its expected "
+            "gradient is that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+            "multiply the KL penalty in the loss by the ratio π / π_old, so that its "
+            "expected gradient is the gradient of KL(policy ‖ reference) (DeepSeek-V3.2)",
+        ),
+    ],
+    "config.running_statistics": [
+        (
+            "running estimates of mean and std, per prompt of a finite set or per "
+            "difficulty, instead of the group's own",
+            "take mean and std from running estimates, per prompt of a finite set or per "
+            "difficulty, instead of from the group",
+        ),
+    ],
+    "config.schedule": [
+        (
+            "how learning_rate falls to 0 in decay_iterations: linear, cosine, or constant, "
+            "not at all; auto is linear",
+            "decay of learning_rate to 0 in decay_iterations: linear or cosine; constant "
+            "disables the decay; auto takes linear",
+        ),
+    ],
+    "config.supervision": [
+        (
+            "one advantage per response; for each token the sum of the normalised step "
+            "rewards that follow it (section 4.1.3); or in a dialogue for each turn the "
+            "rewards from it on, normalised over the group's turns of the same number",
+            "outcome: one advantage per response; process: for each token the sum of the "
+            "normalised rewards of later steps (section 4.1.3); turn: for each turn of a "
+            "dialogue the rewards of this and later turns, normalised over the group's "
+            "turns of the same number",
+        ),
+    ],
+    "config.temperature_positive": [
+        (
+            "τ of a token with a positive advantage; larger is narrower",
+            "τ of tokens with a positive advantage; a larger τ narrows the gate",
+        ),
+    ],
+    "critic.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "model.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "network.channels": [
+        (
+            "channels of the 3 × 3 convolution that reads small images; 0 flattens them. "
+            "Maps of many kinds of things are first embedded in as many, cell by cell. "
+            "Frames of 36 pixels and more are read by the three convolutions of Mnih et al. "
+            "(2015)",
+            "channels of the 3 × 3 convolution for small images; 0 flattens small images. "
+            "Maps of many kinds of objects are first embedded in the same number of "
+            "channels, cell by cell. Frames of 36 pixels and more have the three "
+            "convolutions of Mnih et al. (2015)",
+        ),
+    ],
+    "network.critic_width": [
+        (
+            "width of the critic's hidden layers; 0 for that of the actor's",
+            "width of the critic's hidden layers; 0 for the actor's width",
+        ),
+    ],
+    "network.initialization": [
+        (
+            "orthogonal: with a scale for each kind of layer, near 0 for the policy's last; "
+            "lecun_normal: the same for all",
+            "orthogonal: a scale for each kind of layer, near 0 for the policy's last "
+            "layer; lecun_normal: the same formula for all layers",
+        ),
+    ],
+    "network.shared_torso": [
+        (
+            "actor and critic are heads on one body, which rules out a trust region on the policy",
+            "share the hidden layers of actor and critic; excludes a trust region on the policy",
+        ),
+    ],
+    "problem.horizon": [
+        (
+            "maximum steps of a branch; nothing is bootstrapped after it",
+            "maximum steps of a branch; no value is bootstrapped after the last step",
+        ),
+    ],
+    "problem.num_branches": [
+        (
+            "branches of each such state, one action each; 0 tries every action (discrete only)",
+            "branches of each chosen state, one action each; 0 tries every action (discrete "
+            "actions only)",
+        ),
+    ],
+    "problem.top_p": [
+        (
+            "sample from the most likely tokens that reach this probability together; 1 for all",
+            "sample from the most likely tokens that reach the probability top_p together; "
+            "1 for all",
+        ),
+    ],
+    "reference.kl_coefficient": [
+        (
+            "β; its initial value if adapted",
+            "coefficient β of the KL penalty; the initial value if β is adapted",
+        ),
+    ],
+    "reward_model.shape": [
+        (
+            "sizes of a published model in place of those above, with --task=random",
+            "published model whose sizes replace the other sizes, with --task=random",
+        ),
+    ],
+    "sampler.dtype": [
+        (
+            "dtype of the sampler's matrix products; same is that of the learner",
+            "dtype of the sampler's matrix products; same takes the learner's dtype",
+        ),
+    ],
+    "sampler.staleness": [
+        (
+            "how many iterations old the sampler's parameters are",
+            "age of the sampler's parameters in iterations",
+        ),
+    ],
+    "task.max_turns": [
+        (
+            "guesses; a lost game counts as one more",
+            "largest number of guesses; a lost game counts as one guess more",
+        ),
+    ],
+    "task.tool": [
+        (
+            "reply with the values of expressions; off, to see their worth",
+            "reply with the values of expressions; off measures the worth of the calculator",
+        ),
+    ],
+}
+# Map from a present flag to its new default, and flags that plain `--help` newly shows or hides.
 DEFAULTS: dict[str, object] = {}
 SHOWN_OR_HIDDEN: set[str] = set()
-# Present flag to its new type, default and help, where more than words changed.
+# Map from a present flag to its new type, default and help, where more than words changed.
 CHANGED: dict[str, list[object]] = {
     "network.state_dependent_std": [
         *("bool", False),
@@ -158,17 +381,17 @@ CHANGED: dict[str, list[object]] = {
 }
 ADDED = {"tuned", "exporter", "surrogate", "advantage", "optimizer", "actor_critic"}
 ADDED |= {"by", "title", "labels"}
-REMOVED: set[str] = set()  # by their former names
+REMOVED: set[str] = set()  # former names of removed flags
 
 TRAINED = {"control": control_command, "language": language_command}
 TRAINING, CONTROL = "control language sweep", "control sweep"
-# `--help` of these shows every flag.
+# For these commands `--help` shows every flag.
 OTHERS = {"plot": plot, "report": report, "evaluate": evaluate, "render": render, "export": export}
 OPTIONAL = ("tools", "critic", "reward", "reward_model", "preferences")  # sections
 
 
 def records():
-    """Returns `(commands, section, name) -> record class`; section "" has flags without a dot."""
+    """Returns `(commands, section, name) -> record class`; section "" holds flags without a dot."""
     commands = {name: module.OPTIONS for name, module in TRAINED.items()}
     own = commands | {
         name: getattr(module, f"{name.capitalize()}Options") for name, module in OTHERS.items()
@@ -203,12 +426,13 @@ def records():
 
 
 def entries():
-    """Returns `(commands, flag, record) -> [type, default, help, shown]` of today's records."""
+    """Returns `(commands, flag, record) -> [type, default, help, shown]` for the current
+    records."""
     found = {}
     for (commands, section, name), record in records().items():
         for field in dataclasses.fields(record):
             if config.SETTING not in field.metadata or field.default is None:
-                continue  # set by code
+                continue  # fields that code sets
             setting = config.setting_of(field)
             kind = type(field.default).__name__ if setting.static else "float"
             default = json.loads(json.dumps(field.default))
@@ -219,7 +443,7 @@ def entries():
 
 
 def expected():
-    """Returns `entries` by the golden list and the changes above."""
+    """Returns the `entries` that follow from the golden list and the listed changes."""
     found = {}
     for commands, flag, kind, default, text, shown, names in json.loads(GOLDEN.read_text()):
         if flag in REMOVED:
@@ -227,7 +451,7 @@ def expected():
         section, dot, field = flag.rpartition(".")
         flag = RENAMED.get(section + dot, section + dot) + field
         flag = RENAMED.get(f"{commands} {flag}", RENAMED.get(flag, flag))
-        for former, present in TEXTS.get(flag, ()):
+        for former, present in [*TEXTS.get(flag, ()), *ALONE.get(flag, ())]:
             text = text.replace(former, present)
             default = present if default == former else default
         kind, default, text = CHANGED.get(flag, [kind, default, text])
@@ -244,7 +468,7 @@ def test_flags_are_as_before_but_for_listed_changes():
 
 @pytest.mark.parametrize("command", ["control", "language", "sweep", *OTHERS])
 def test_help_prints_flags_of_the_records(command, capsys):
-    names = ("options", "only", "ppo", "paths", "completions", "addition")  # by default
+    names = ("options", "only", "ppo", "paths", "completions", "addition")  # shown by default
     for word, everything in (("--help", False), ("--help=all", True)):
         assert main([command, word]) == 0
         printed = re.findall(r"^  --([\w.]+)=", capsys.readouterr().out, re.MULTILINE)

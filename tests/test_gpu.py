@@ -1,4 +1,4 @@
-"""The parts of `gpu.sh` for one GPU: their list, their flags, and their resumption."""
+"""Tests the parts of `gpu.sh` for one GPU: their list, their flags, and their resumption."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_a_part_goes_on_where_it_was(gpu, tmp_path):
     assert [argv[1] for argv in ran] == ["--seeds=2"]
     assert lines[3]["case"] == "ppo 4x128, seeds 2"
     assert gpu("1", TINY="1")[2] == []
-    # A run that has started is resumed; any other content of its folder is replaced.
+    # A run that has started is resumed; any other content of the run's folder is replaced.
     assert gpu("3", TINY="1")[2][0][-1] == "--overwrite"
     (tmp_path / "out" / "gpu.jsonl").unlink()
     assert gpu("3", TINY="1")[2][0][-1] == "--resume"

@@ -1,4 +1,4 @@
-"""Exact identities of groups in float64: leave-one-out, the group's mean, standardisation."""
+"""Tests exact identities of groups in float64: leave-one-out, the group's mean, standardisation."""
 
 import functools
 import itertools
@@ -54,7 +54,8 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
 @pytest.mark.parametrize(("k", "size"), [(2, 2), (2, 4), (3, 4), (4, 4)])
 @pytest.mark.parametrize("reward", [(0.0, 1.0, 0.0), (1.0, -0.5, 2.5)], ids=["pass", "max"])
 def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
-    """Compares with autodiff of `Σ_v v (P(all ≤ v) − P(all < v))`, Walder and Karkhanis 2025."""
+    """The gradient equals autodiff of `Σ_v v (P(all ≤ v) − P(all < v))`, Walder and Karkhanis
+    2025."""
     reward = jnp.array(reward)
 
     @jax.jit
@@ -72,7 +73,8 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
 @pytest.mark.parametrize("right", range(7))
 @pytest.mark.parametrize("k", [2, 4, 6])
 def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
-    """For n = 6 with c right, a right response has k/n, a wrong one (k/n) ρ(n − 1, c, k − 1)."""
+    """For n = 6 with c right responses, a right response has k/n, a wrong response (k/n) ρ(n − 1,
+    c, k − 1)."""
     n, reward = 6, jnp.array([1.0] * right + [0.0] * (6 - right))
 
     def rho(size, c, k):
@@ -87,7 +89,8 @@ def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_maximum_likelihood_has_the_terms_of_log_p_below_the_size_of_the_group(size):
-    """`log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline removes the last of G terms."""
+    """The series is `log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline removes the last
+    of G terms."""
     reward = jnp.array([0.0, 1.0, 0.0])
 
     @jax.jit
@@ -144,7 +147,7 @@ def test_share_of_informative_groups(size, golden):
 def standardised_gain(size, p):
     """Computes c_G(p) in E[GRPO gradient] = c_G(p) ∇p for binary rewards.
 
-    ∇log π is ∇p / p on a win and −∇p / (1 − p) on a loss.
+    The score ∇log π is ∇p / p on a win and −∇p / (1 − p) on a loss.
     """
     expected = 0.0
     for wins in range(size + 1):

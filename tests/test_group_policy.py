@@ -1,4 +1,5 @@
-"""Methods without a critic: their effect on a batch, against gradients written out by hand."""
+"""Tests the effect of methods without a critic on a batch, against gradients written out by
+hand."""
 
 import dataclasses
 import functools
@@ -29,7 +30,7 @@ SGD = optax.sgd(1.0)
 
 @functools.cache
 def sampled():
-    """Returns parameters and a batch, which every method's first update receives."""
+    """Returns parameters and the batch that every method's first update receives."""
     learner = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD)
     state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
     return state.params, batch
@@ -42,7 +43,7 @@ def start():
 
 @functools.cache
 def gradient_of(module, config, problem=PROBLEM):
-    """Returns the method's first gradient, read from one step of plain gradient descent."""
+    """Returns the method's first gradient, taken from one step of plain gradient descent."""
     learner = module.make(config, problem, SGD)
 
     @jax.jit
@@ -60,7 +61,7 @@ def gradient_of(module, config, problem=PROBLEM):
 
 
 def by_hand(start, loss):
-    """Computes the gradient of `loss(log_prob [B, T], batch)`."""
+    """Computes the gradient of a function `loss(log_prob [B, T], batch)`."""
     params, batch = start
 
     def of(policy):
@@ -103,7 +104,7 @@ def test_rloo_is_reinforce_of_whole_responses_against_the_others(start):
     a = (r - others).reshape(-1, 1)
     want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1)))
     same(gradient_of(rloo, rloo.Config(use_reference=False)), want)
-    # With the reference at the policy itself k1 is 0, so that the penalty has no effect yet.
+    # With the policy itself as reference, k1 is 0, so that the penalty has no effect yet.
     same(gradient_of(rloo, rloo.Config(kl_coefficient=5.0)), want)
 
 
@@ -127,7 +128,8 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
 
 
 def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
-    """Outcomes are equal and the policy is the reference: whitened rounding made a full step."""
+    """Outcomes are equal and the policy is the reference: whitened rounding once made a full
+    step."""
 
     def collect(params, collector, key):
         collector, batch = PROBLEM.collect(params, collector, key)
@@ -151,7 +153,7 @@ def test_the_same_rewards_at_other_steps_are_the_same_outcome():
         assert not np.any(advantage(jnp.asarray(reward), mask, mask))
         other = jnp.asarray(reward).at[0, 3, 0].add(1e-3)
         assert np.all(advantage(other, mask, mask))
-        # these losses are reported, so that the update is skipped
+        # NaN rewards are reported, so that the update is skipped
         for wrong in (jnp.nan, jnp.inf, -jnp.inf):
             spoiled = jnp.asarray(reward).at[0, 3, 0].set(wrong)
             assert not np.isfinite(advantage(spoiled, mask, mask)).any()
@@ -182,7 +184,8 @@ def test_process_supervision_credits_what_follows(start):
 
 
 def test_process_relative_by_hand():
-    """Rewards 1 0 | 0 −: mean 1/3 of three tokens, std √2/3 (ddof 0) or √3/3 (ddof 1).
+    """With rewards 1 0 | 0 −, the mean is 1/3 of three tokens, the std √2/3 (ddof 0) or √3/3 (ddof
+    1).
 
     The advantages are (2 − 1)/3, −1/3 and −1/3, divided by the std.
     """
@@ -206,7 +209,7 @@ def test_process_relative_by_hand():
     [(2.0, 1.0, 1.28), (0.5, 1.0, 0.8), (2.0, -1.0, 1.28), (1.1, -1.0, 1.1)],
 )
 def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight):
-    """The gradient of −sg(clip(r)) A log π is −clip(r) A; outside the clip PPO's is 0."""
+    """The gradient of −sg(clip(r)) A log π is −clip(r) A; outside the clip PPO's gradient is 0."""
     log_prob = jnp.log(0.25 * ratio)
     old, advantage = jnp.log(0.25), jnp.float32(advantage)
     slope = jax.grad(lambda x: losses.cispo(x, old, advantage, epsilon_low=0.2, epsilon_high=0.28))(
@@ -227,9 +230,10 @@ def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
 
 
 def test_gspo_clips_whole_sequences():
-    """Half a sequence has ratio e^0.01, half e^−0.01: its ratio is 1, and nothing is clipped.
+    """Half a sequence has token ratios e^0.01, half e^−0.01: the sequence ratio is 1, and is not
+    clipped.
 
-    Clipped token by token, every token would be.
+    Clipped token by token, every token would be clipped.
     """
     log_prob = jnp.array([[0.01, -0.01]])
     mask = jnp.ones((1, 2), bool)
@@ -269,7 +273,8 @@ def test_a_group_of_one_has_no_baseline():
             ConfigError, match="group_size: must be at least 2: the group is the baseline"
         ):
             jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
-    whitened = reinforce_pp.make(reinforce_pp.Config(), alone)  # the batch is its baseline
+    # The batch is the baseline of the group.
+    whitened = reinforce_pp.make(reinforce_pp.Config(), alone)
     jax.eval_shape(whitened.step, jax.eval_shape(whitened.init, jax.random.key(0)))
 
 
@@ -301,7 +306,7 @@ class Quiet:
     ("from_iteration", "ends"), [pytest.param(0, 6, marks=pytest.mark.slow), (3, 10), (99, 12)]
 )
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
-    """The run without a signal ends at iteration 6, with lines of 2 iterations and patience 6.
+    """The run without a signal ends at iteration 6, with lines of 2 iterations and a patience of 6.
 
     If the signal stops after iteration 3, the last line with a signal is the line of iteration 4.
     """
@@ -371,7 +376,8 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_fourth_group_is_counted_over_devices(devices):
-    """One of ten groups of two is chosen, among the last five, which the second device holds."""
+    """One of ten groups of two is chosen, from the last five groups, which the second device
+    holds."""
     rows = jnp.arange(20.0)[:, None]
     samples = Samples(rows, rows, rows, rows, mask=rows != 9.0)
 
@@ -385,9 +391,9 @@ def test_every_fourth_group_is_counted_over_devices(devices):
 
 
 def test_columns_of_ones_own_are_read_where_they_belong(start):
-    """Columns of slots are zeroed behind the mask and reach a surrogate.
+    """Columns of slots are zeroed where masked and are passed to a surrogate.
 
-    Columns of rows do neither.
+    Columns of rows are neither zeroed nor passed.
     """
     _, batch = start
     own = {"of_row": jnp.arange(16.0), "of_slot": jnp.where(batch.mask, 2.0, jnp.nan)}

@@ -1,4 +1,4 @@
-"""Better estimates of a group's mean and std: by hand, and through the switches of GRPO."""
+"""Tests better estimates of a group's mean and std: by hand, and through the switches of GRPO."""
 
 import dataclasses
 import functools
@@ -22,15 +22,17 @@ PLAIN = grpo.Config(use_reference=False)
 
 
 def after_two_visits(decay):
-    """Stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum 0 sees none."""
+    """Returns moments: stratum 1 of 3 sees 3.8 and 5.2, then (with stratum 2) 6.1 and 6.1; stratum
+    0 sees no outcome."""
     one = update_moments(empty_moments(3), jnp.array([3.8, 5.2]), jnp.array([1, 1]), decay=decay)
     return one, update_moments(one, jnp.array([6.1, 0.5, 6.1]), jnp.array([1, 2, 1]), decay=decay)
 
 
 def test_running_moments_by_hand():
-    """Mean 4.5, variance .49; then, with decay ½, weight 1 + 2 and mean 4.5 + ⅔ · 1.6.
+    """The moments are mean 4.5 and variance .49; then, with decay ½, weight 1 + 2 and mean 4.5 + ⅔
+    · 1.6.
 
-    The variance is then ⅓ · .49 + ⅔ · ⅓ · 1.6².
+    The second variance is ⅓ · .49 + ⅔ · ⅓ · 1.6².
     """
     one, two = after_two_visits(0.5)
     np.testing.assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
@@ -48,7 +50,8 @@ def test_decay_weighs_all_outcomes_or_only_the_last():
 
 
 def test_the_first_visit_is_the_groups_own_statistic():
-    """3.8, 5.2, 6.1: −1.30, .18, 1.13 with ddof 0 and −1.06, .14, .92 with ddof 1."""
+    """The outcomes 3.8, 5.2, 6.1 give −1.30, .18, 1.13 with ddof 0 and −1.06, .14, .92 with ddof
+    1."""
     outcome, stratum = jnp.array([3.8, 5.2, 6.1]), jnp.zeros(3, jnp.int32)
     running = update_moments(empty_moments(1), outcome, stratum, decay=0.9)
     np.testing.assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
@@ -61,7 +64,8 @@ def test_the_first_visit_is_the_groups_own_statistic():
 
 
 def test_equal_outcomes_are_exactly_zero_until_one_differs():
-    """.1 has no exact mean in floating point; a later group of ones is above it, yet all equal."""
+    """The number .1 has no exact mean in floating point; a later group of ones is above the mean,
+    yet all its outcomes are equal."""
     tenth, stratum = jnp.full(7, 0.1), jnp.zeros(7, jnp.int32)
     running = empty_moments(1)
     for _ in range(3):
@@ -78,13 +82,13 @@ def test_nan_outcomes_are_left_out_and_counted():
     running = update_moments(empty_moments(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
     np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
     advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
-    # So that the update is skipped.
+    # The outcome remains NaN, so that the update is skipped.
     np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])
 
 
 @functools.cache
 def sampled():
-    """Parameters, and the batch of the first iteration."""
+    """Returns parameters and the batch of the first iteration."""
     learner = grpo.make(PLAIN, PROBLEM, optax.sgd(1.0))
     state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
     return state.params, batch
@@ -92,7 +96,7 @@ def sampled():
 
 @functools.cache
 def gradient_of(config, problem=PROBLEM):
-    """The gradient of the first update, read off a step of plain gradient descent."""
+    """Returns the gradient of the first update, taken from a step of plain gradient descent."""
     learner = grpo.make(config, problem, optax.sgd(1.0))
 
     @jax.jit
@@ -115,7 +119,7 @@ def same(one, other, factor=1.0):
 
 
 def test_extra_samples_enter_the_statistics_and_nothing_else():
-    """Mean and std of all four, the gradient of the first three."""
+    """Mean and std are over all four samples, the gradient over the first three."""
     params, batch = sampled()
     r = np.asarray(jnp.where(batch.mask, batch.reward, 0.0).sum(axis=1)).reshape(GROUPS, SIZE)
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6))[:, :3].reshape(-1, 1)
@@ -148,7 +152,7 @@ def test_root_of_trained_members_weighs_surrogate():
 
 
 def test_fresh_strata_are_plain_grpo():
-    """A stratum per group gives GRPO's first iteration; a second visit differs."""
+    """With a new stratum per group, GRPO's first iteration is unchanged; a second visit differs."""
     apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])
@@ -177,12 +181,12 @@ def test_what_is_off_is_not_held():
     text = str(jax.make_jaxpr(grpo.make(PLAIN, PROBLEM).step)(state))
     assert "scatter-min" not in text
     on = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), PROBLEM)
-    # Otherwise the check above shows nothing.
+    # Otherwise the check above would not test the property.
     assert "scatter-min" in str(jax.make_jaxpr(on.step)(jax.eval_shape(on.init, jax.random.key(0))))
 
 
 def test_with_running_statistics_a_group_may_be_alone():
-    """Recurring prompts have a baseline; without one a lone member is refused."""
+    """Recurring prompts have a baseline; without running statistics a lone member is refused."""
     alone = tabular_problem(num_prompts=8, group_size=1, dense=True)
     learner = grpo.make(dataclasses.replace(PLAIN, running_statistics=True), alone)
     state, metrics = jax.jit(
@@ -198,7 +202,7 @@ def test_dynamic_sampling_uses_extra_samples_without_strata():
     learner = grpo.make(grpo.Config(extra_samples=2), chosen)
     _, metrics = jax.jit(lambda key: learner.step(learner.init(key)))(jax.random.key(0))
     assert float(metrics["filled"].value()) == 1.0
-    # Two equal members differ from the two that only count.
+    # Two equal members differ from the two extra samples, which only count in the statistics.
     assert float(metrics["signal"].value()) == 1.0
     with pytest.raises(ConfigError, match="running_statistics: must have prompts that come again"):
         grpo.make(grpo.Config(running_statistics=True), chosen)

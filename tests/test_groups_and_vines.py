@@ -1,4 +1,4 @@
-"""Groups of episodes and vines on control: several episodes that start in one state."""
+"""Tests groups of episodes and vines on control: several episodes that start in one state."""
 
 import gymnax
 import jax
@@ -30,7 +30,7 @@ NATURAL = [pytest.param(npg, marks=pytest.mark.slow), trpo]  # both methods shar
 
 
 def collected(problem):
-    """Returns parameters and a batch."""
+    """Returns parameters and a collected batch."""
 
     @jax.jit
     def run(key):
@@ -42,11 +42,11 @@ def collected(problem):
 
 def test_group_advantages_reach_every_step_of_an_episode():
     _, batch = collected(control.make_groups(CART_POLE, num_prompts=3, group_size=4, num_steps=20))
-    # Each group has one initial state, and each prompt another.
+    # Each group has one initial state, and different prompts have different initial states.
     start = np.asarray(batch.inputs[:, 0]).reshape(3, 4, -1)
     assert (start == start[:, :1]).all()
     assert len(np.unique(start[:, 0, 0])) == 3
-    # An episode consists of the slots up to its end; CartPole pays 1 per step.
+    # An episode consists of the slots up to its end; CartPole has a reward of 1 per step.
     length = np.asarray(batch.mask.sum(1))
     np.testing.assert_array_equal(batch.score.reshape(-1), length)
     assert len(np.unique(length)) > 2
@@ -90,7 +90,8 @@ def test_groups_of_one_are_refused():
 
 
 def test_vine_tries_every_action_from_one_state():
-    """MatchCue pays 1 for the action that names the cue and ends: enumeration yields Q = 0 or 1."""
+    """MatchCue has a reward of 1 for the action that names the cue, and ends: enumeration yields Q
+    = 0 or 1."""
     problem = control.make_vine(MatchCue(), num_envs=4, num_steps=6, num_states=3, horizon=5)
     params, batch = collected(problem)
     cue = np.asarray(batch.inputs).reshape(12, 2)
@@ -105,7 +106,8 @@ def test_vine_tries_every_action_from_one_state():
 
 
 class Noisy(AlwaysTruncated):
-    """Environment that pays 1 per step plus small noise, shows noise and time, lasts five steps."""
+    """Environment with reward 1 plus small noise per step, which observes noise and time and lasts
+    five steps."""
 
     def observation(self, state):
         return jnp.stack([state.time * 1.0, state.cue])
@@ -130,14 +132,14 @@ def test_branches_share_their_random_numbers_and_trunks_go_on():
     np.testing.assert_array_equal(score, np.repeat(score[:, :1], 3, axis=1))
     np.testing.assert_array_equal(seen, np.repeat(seen[:, :1], 3, axis=1))
     assert len(np.unique(score)) == 24
-    # Each trunk visits different states, at different times, and no state twice.
+    # Each trunk visits different states, at different times, and never the same state twice.
     time, noise = seen[:, 0].reshape(4, 6, 2).transpose(2, 0, 1)
     assert all(len(set(zip(*row, strict=True))) == 6 for row in zip(time, noise, strict=True))
     assert len(np.unique(time, axis=0)) > 1
-    # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon after 4.
+    # The limit of 5 steps cuts a branch from time t after 5 − t steps; the horizon cuts it after 4.
     sums = 2.0 - 0.5 ** (np.minimum(4, 5 - time) - 1.0)
     np.testing.assert_allclose(score[:, 0], sums.ravel(), atol=0.03)
-    # The value is the mean over branches.
+    # The value is the mean over the branches of a state.
     np.testing.assert_allclose(batch.value.reshape(24, 3), score, rtol=1e-6)
     # Complete episodes of the trunks count; the next iteration continues the trunks.
     np.testing.assert_allclose(batch.metrics["episode_return"].value(), 5.0, atol=0.03)
@@ -212,7 +214,8 @@ def test_vine_needs_a_state_to_go_back_to():
 
 @pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
 def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
-    """Trying each action once is uniform, unlike the policy: −log π · A has another gradient."""
+    """A proposal that tries each action once is uniform, unlike the policy: −log π · A has another
+    gradient."""
     enumerated, sampled = (
         control.make_vine(
             MatchCue(), num_envs=2, num_steps=8, num_states=2, horizon=2, num_branches=k
@@ -283,7 +286,8 @@ def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
 
 
 def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
-    """On CartPole these episodes are the best: without them there is nothing to learn from."""
+    """On CartPole episodes that reach the limit are the best: without them the policy has no
+    signal."""
     problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
     _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
     assert float(metrics["truncated"].value()[0]) > 0.2
@@ -294,7 +298,7 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
 
 
 def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
-    """TRPO eq. 17: `mean_n Σ_k π(a_k|s_n) A_nk` for any policy.
+    """The surrogate is `mean_n Σ_k π(a_k|s_n) A_nk` for any policy (TRPO eq. 17).
 
     Weighted by π / π_old, the surrogate would be twice as far off.
     """

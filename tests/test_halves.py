@@ -1,4 +1,5 @@
-"""A step in two halves with a Python reward between them, against one program with a verifier."""
+"""Tests a step in two halves with a Python reward between them, against one program with a
+verifier."""
 
 import contextlib
 import functools
@@ -33,7 +34,7 @@ SEEDS = 2
 
 @functools.cache
 def warm():
-    """Parameters whose answers are sometimes right, but mostly wrong."""
+    """Returns parameters whose answers are sometimes right, but mostly wrong."""
     settings = language.WarmStart(steps=150, batch_size=64, learning_rate=1e-2)
     return jax.jit(language.make_problem(TASK, MODEL, warm=settings).init)(jax.random.key(1))[
         0
@@ -79,7 +80,7 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
     rows = lines(path)
     assert all(0.02 < accuracy < 0.98 for row in rows[1:] for accuracy in row["accuracy"])
     assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
-    # Two programs round differently from one; a wrong reward moves parameters by 1e-3.
+    # Two programs round differently from one program; a wrong reward moves parameters by 1e-3.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6),
         words(host.state),
@@ -98,7 +99,7 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
 
 
 def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, monkeypatch):
-    """A signal comes in the first of the two iterations of the first line."""
+    """The signal arrives in the first of the two iterations of the first line."""
 
     heard = threading.Event()
     monkeypatch.setattr(signals, "say", lambda text: heard.set())
@@ -122,7 +123,7 @@ def test_later_failure_scores_0_and_is_reported(tmp_path, scored):
     reporter = Silent()
     run(tmp_path, "forgets", reporter=reporter)
     failures = [row["reward_failures"] for row in lines(tmp_path)[1:]]
-    # The second of the two iterations of the first line, then all.
+    # The reward fails in the second of the first line's two iterations, then in all.
     assert failures == [[0.5, 0.5], [1.0, 1.0]]
     assert sum("forgets raised KeyError: 'forgotten'" in line for line in reporter.reported) == 1
 
@@ -132,7 +133,8 @@ def test_first_failure_ends_run_and_keeps_folder(tmp_path, scored):
         run(tmp_path, "raises")
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [0]
-    outcome = run(tmp_path, "exact", resume=True)  # once it is put right
+    # The resumed run starts once the reward is repaired.
+    outcome = run(tmp_path, "exact", resume=True)
     jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
 
 
@@ -165,7 +167,7 @@ def test_halves_over_devices_are_the_halves_on_one():
 
 @functools.cache
 def tabular():
-    """A state of a small learner, the learner, and its compiled halves."""
+    """Returns a state of a small learner, the learner, and its compiled halves."""
     learner = grpo.make(grpo.Config(), tabular_problem(num_prompts=4, group_size=4))
     state = jax.jit(learner.init)(jax.random.key(0))
     return state, learner, jax.jit(learner.sample), jax.jit(learner.update)
@@ -226,12 +228,13 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
     _, metrics = jax.jit(learner.update)(state, batch)
     assert float(metrics["grad_norm"].value()) > 0.0
-    # Tokens of the informative groups.
+    # Counts the tokens of the informative groups.
     assert float(metrics["signal"].count) == float(jnp.sum(batch.mask[4:]))
 
 
 def test_task_data_reaches_the_scorer_unchanged():
-    """A solution of countdown is as long as a completion may be, and no mask hides a part of it."""
+    """A solution of countdown may be as long as a completion, and no mask hides a part of the
+    solution."""
     task = language.tasks.countdown(2, max_number=9)
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=2, mlp_width=8).build(
         task.tokenizer.size
@@ -242,6 +245,6 @@ def test_task_data_reaches_the_scorer_unchanged():
     assert batch.inputs.problem.solution.shape == batch.mask.shape
     assert (
         np.asarray(batch.mask).sum(axis=1) < batch.mask.shape[1]
-    ).any()  # or the case shows nothing
+    ).any()  # otherwise the case would not test the property
     score = jax.jit(jax.vmap(task.score))
     assert score(batch.inputs.problem, batch.inputs.problem.solution).tolist() == [1.0] * 32

@@ -1,4 +1,4 @@
-"""Counts of the work in optimised HLO, and the table of programs for TPUs."""
+"""Tests counts of the work in optimised HLO, and the table of programs for TPUs."""
 
 import dataclasses
 import doctest
@@ -17,19 +17,19 @@ import tpu
 
 from jaxrl_po import run
 
-# A loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its
-# rows in the chip's own memory (S(1)), its weights a slice of a stack.
+# Loop as a TPU's compiler writes it: a product of 128 rows by 64 columns as a convolution, its rows
+# in the chip's own memory (S(1)), its weights a slice of a stack.
 TPU = (Path(__file__).parent / "golden_tpu_loop.hlo").read_text(encoding="utf-8")
 
 
 def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
     found = hlo_counts.Program(TPU).counts()
     assert found.flops == 7 * 2 * 128 * 256 * 64
-    assert found.padded == 2 * found.flops  # a product of 64 columns on a unit of 128
+    assert found.padded == 2 * found.flops  # a product of 64 columns on a unit of 128 columns
     assert hlo_counts.Program(TPU, unit=256).counts().padded == 4 * found.flops
     # Only a slice of the stack is read, and no other data leave the chip's own memory.
     assert found.useful == 7 * 256 * 64 * 2
-    assert found.bytes == 2 * found.useful  # rows of 64 are stored in tiles of 128
+    assert found.bytes == 2 * found.useful  # rows of 64 numbers are stored in tiles of 128
     assert found.elementwise == 7 * 128 * 64
     assert (found.kernels, found.cycles) == (7 * 2, 7 * 384)
     size = 128 * 64 * 4
@@ -40,7 +40,8 @@ def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
 
 
 def test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such():
-    """A TPU's compiler writes both so: every fusion names the gather that it carries on."""
+    """A TPU's compiler writes a fusion for each part: every fusion names the gather that the fusion
+    continues."""
     text = (Path(__file__).parent / "golden_tpu_gather.hlo").read_text(encoding="utf-8")
     found = hlo_counts.Program(text).counts()
     gathered, summed = 64 * 64 * 2, 64 * 64 * 4
@@ -49,8 +50,8 @@ def test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such():
         "reduce-scatter": hlo_counts.Transfer(1, summed, 3 / 4 * summed),
     }
     assert found.flops == 2 * 32 * 64 * 16
-    # The gather moves the shard and the full array; then the product, a slice even into the chip's
-    # memory, and the sum.
+    # The gather moves the shard and the full array; the product, a slice even into the chip's
+    # memory, and the sum follow.
     moved = 64 * 16 * 2 + gathered, (32 * 64 + 64 * 16 + 32 * 16) * 2, 64 * 2, 5 / 4 * summed
     assert found.bytes == sum(moved)
 
@@ -71,7 +72,7 @@ def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
 
 
 def test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted():
-    """The metadata of kernels span several lines, and the next line begins with a brace."""
+    """The metadata of kernels span several lines, and the line after them begins with a brace."""
     kernel = (
         '%k = f32[128,256]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", '
         'frontend_attributes={kernel_metadata={\n"block": 512\n}}, metadata={op_name="jit(f)"}\n'
@@ -134,9 +135,9 @@ def test_times_follow_the_figures_of_the_chip():
 
 
 def test_a_row_of_the_table_is_counted_from_the_text(monkeypatch):
-    """A program that does not fit reports the compiler's message.
+    """The row of a program that does not fit reports the compiler's message.
 
-    An unreadable one reports its memory.
+    The row of an unreadable program reports the program's memory.
     """
     memory = {"arguments": 10, "outputs": 0, "temporaries": 20, "code": 0, "total": 30}
     whole = run.CompiledProgram("iteration", "tpu:v5e:1x1", 1.0, memory, 100, True)

@@ -1,4 +1,5 @@
-"""Computations that depend only on keys are hoisted out of the loop; nothing else changes."""
+"""Tests that computations which depend only on keys are hoisted out of the loop; nothing else
+changes."""
 
 import gymnax
 import jax
@@ -94,7 +95,7 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
 
 @pytest.mark.parametrize(("size", "hoisted"), [(8, True), (9, False)])
 def test_what_would_fill_the_memory_stays_in_the_loop(size, hoisted):
-    """The threshold is four times the two numbers that a step returns."""
+    """The memory threshold is four times the two numbers that a step returns."""
 
     def step(carry, key):
         return carry + jax.random.normal(key, (size,)).sum() * carry, jnp.stack([carry, carry])

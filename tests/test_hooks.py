@@ -1,4 +1,4 @@
-"""`on_row`: its argument, the numbers it adds, and how it ends a run."""
+"""Tests `on_row`: its argument, the numbers that it adds, and how it ends a run."""
 
 import json
 import traceback
@@ -24,12 +24,12 @@ def saved(path, like):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Run whose hook adds two numbers and empties its argument."""
+    """Returns a run whose hook adds two numbers and empties its argument."""
     path, seen = tmp_path_factory.mktemp("whole"), []
 
     def on_row(row):
         seen.append(json.loads(json.dumps(row)))
-        assert seen[-1] == row  # plain numbers
+        assert seen[-1] == row  # the added values are plain numbers
         step = row["step"]
         row.clear()
         return {"tripled": 3 * step, "own/one": [step, 0.0, float("nan")]}
@@ -61,7 +61,7 @@ def test_hook_ends_run_saved_evaluated_and_resumable(whole, tmp_path):
 
     stopped = run(tmp_path, on_row)
     assert (stopped.iteration, stopped.stopped, stopped.interrupted) == (15, "good enough", False)
-    assert "greedy_return" in lines(tmp_path)[-1]  # not due until 20
+    assert "greedy_return" in lines(tmp_path)[-1]  # an evaluation is not due until 20
     iteration, state = saved(tmp_path, stopped.state)
     assert (iteration, bits(state)) == (15, bits(stopped.state))
     resumed = run(tmp_path, None, resume=True)

@@ -1,4 +1,4 @@
-"""Rollouts on the host: recording, training on recordings, and evaluation."""
+"""Tests rollouts on the host: recording, training on recordings, and evaluation."""
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ def test_a_recording_holds_what_the_environments_did():
         assert recording.episode_return[0, env, 2] == 6
         assert recording.episode_length[0, env, 2] == 3
     assert not recording.truncated.any()
-    # The stored action is the sampled action; the environment receives it in the box's units,
-    # clipped.
+    # The stored action is the sampled action; the environment receives the action in the box's
+    # units, clipped.
     played = np.stack(made[0].played, axis=1)[None]
     np.testing.assert_allclose(played, np.clip(2.0 * recording.action, -2.0, 2.0), rtol=1e-6)
     # The next iteration begins where this iteration ended.
@@ -50,7 +50,7 @@ def test_the_batch_bootstraps_from_the_true_final_observation(cut):
     )
     _, value = hosted.problem.apply(of_one.params, one.observation)
     np.testing.assert_allclose(batch.value, value[:, :-1], rtol=1e-6)
-    # the value at time 3
+    # the value of the observation at time 3
     np.testing.assert_allclose(batch.next_value[:, 2], value[:, 3], rtol=1e-6)
     assert batch.truncated[:, 2].all() == cut
     assert batch.terminated[:, 2].all() != cut
@@ -151,7 +151,7 @@ def test_an_observation_that_is_not_finite_spoils_its_update_and_nothing_else(no
     after, metrics = with_value(2, np.inf)
     assert float(metrics["skipped"].metric()[0]) == 1.0
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.collector))
-    # The value of a terminal state has no effect, and the policy does not act on it.
+    # The value of a terminal state has no effect, and the policy does not act on its observation.
     after, metrics = with_value(3, np.nan)
     assert float(metrics["skipped"].metric()[0]) == 0.0
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
@@ -171,7 +171,7 @@ def test_further_seeds_leave_the_environments_of_the_first_as_they_are():
 def test_vmapped_seeds_equal_a_loop():
     hosted = problem_of(2, 6, statistics=True)
     config = ppo.Config(num_minibatches=2, num_epochs=1)
-    steps = {}  # compiled step for each number of seeds
+    steps = {}  # a compiled step for each number of seeds
 
     def run(seeds):
         learner, state, rollouts = started(hosted, seeds, ppo, config)
@@ -202,8 +202,8 @@ def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
         np.testing.assert_array_equal(each["greedy_length"], np.full((2, 2), 3.0))
     first, second = (pool.seeds.tolist() for pool in made)
     assert first == second
-    assert first[:2] == first[2:]  # every seed of the run plays the same episodes
-    rollouts.evaluate(state, 5)  # a later evaluation, with the seed that the run had
+    assert first[:2] == first[2:]  # all seeds of the run play the same episodes
+    rollouts.evaluate(state, 5)  # a later evaluation, with the seed of the run
     assert not set(made[-1].seeds) & set(first)
     assert all(pool.closed for pool in made)
 

@@ -1,4 +1,4 @@
-"""Runs of the commands in environments on the host, and their ends."""
+"""Tests runs of the commands in environments on the host, and the ends of these runs."""
 
 import contextlib
 import json
@@ -53,14 +53,14 @@ gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
 
 def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):
     out = tmp_path / "r"
-    # Four environments with 16 steps make an iteration; the first evaluation takes 16 steps.
+    # Four environments with 16 steps each make an iteration; the first evaluation takes 16 steps.
     monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
     assert launch.control([*FRAGILE, f"--out={out}"]) == 1
     error = capsys.readouterr().err
     assert "error: env gymnasium:Fragile-v0: RuntimeError: the motor is hot" in error
     assert "saved at iteration" in error
     saved = int(error.split("saved at iteration ")[1].split()[0])
-    assert saved == 5  # iteration 5 is within the second chunk of three
+    assert saved == 5  # iteration 5 is within the second chunk of three iterations
     before = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in before] == [0, 3, 5]
     assert before[-1]["updates"] == before[1]["updates"]
@@ -164,7 +164,8 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     by_rate = {row["flags"]["config.learning_rate"]: np.array(row["scores"]) for row in rows}
     assert all(scores.shape == (2, 2) for scores in by_rate.values())
     still = by_rate["1e-9"]
-    np.testing.assert_array_equal(still[:, 0], still[:, 1])  # the policy does not change
+    # The policy does not change during the sweep.
+    np.testing.assert_array_equal(still[:, 0], still[:, 1])
 
 
 @pytest.mark.parametrize(
@@ -235,4 +236,4 @@ def test_a_signal_ends_the_run_saved(tmp_path, monkeypatch):
     assert launch.control([*FRAGILE, f"--out={out}"]) == 0
     assert not (out / "summary.json").exists()
     saved = max(int(path.name) for path in (out / "checkpoints" / "latest").iterdir())
-    assert saved % 3  # the last iteration is within a chunk of three
+    assert saved % 3  # the last iteration is within a chunk of three iterations

@@ -1,6 +1,7 @@
-"""Exact identities of policy optimisation on random MDPs, in float64, with the library's functions.
+"""Tests exact identities of policy optimisation on random MDPs, in float64, with the library's
+functions.
 
-Each identity is stated for one MDP and checked on several at once.
+Each identity is stated for one MDP and checked on several MDPs at once.
 """
 
 import functools
@@ -37,7 +38,8 @@ def double_precision():
 
 
 def on_random_mdps(identity):
-    """Runs `identity(mdp, logits, other_logits)` on random MDPs; it returns two equal trees."""
+    """Runs `identity(mdp, logits, other_logits)` on random MDPs; an identity returns two equal
+    trees."""
 
     @functools.wraps(identity)
     def test():
@@ -153,7 +155,8 @@ def test_fisher_vector_product_equals_the_dense_fisher(mdp, logits, vector):
 # 5
 @on_random_mdps
 def test_compatible_approximation(mdp, logits, other_logits):
-    """The least-squares fit of A by the scores is the natural gradient, F under d = (1 − γ) ρ."""
+    """The least-squares fit of A by the scores is the natural gradient, with F under d = (1 − γ)
+    ρ."""
     policy = jax.nn.softmax(logits)
     visits = (1 - mdp.gamma) * occupancy(mdp, policy)
     scores = jax.jacobian(log_softmax_at)(logits).reshape(12, 12)
@@ -170,7 +173,8 @@ def test_compatible_approximation(mdp, logits, other_logits):
 # 6
 @on_random_mdps
 def test_natural_gradient_is_the_advantage(mdp, logits, other_logits):
-    """The two are equal up to a constant in each state, which the softmax ignores."""
+    """Natural gradient and advantage are equal up to a constant in each state, which the softmax
+    ignores."""
     policy = jax.nn.softmax(logits)
     visits = (1 - mdp.gamma) * occupancy(mdp, policy)
     old = Categorical(logits)
@@ -202,7 +206,8 @@ def expected_surrogate(mdp, old, new):
 
 # 7
 def test_trpo_bound():
-    """J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is not a bound."""
+    """The bound is J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is not a
+    bound."""
 
     def slack(mdp, logits, other_logits):
         old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
@@ -220,7 +225,8 @@ def test_trpo_bound():
 
 # 8
 def test_mixture_bound():
-    """J ≥ L − 2εγα² / (1 − γ)² with ε = max_s |E_{a ~ π⋆} A| of the *target* π⋆ of the mixture."""
+    """The bound is J ≥ L − 2εγα² / (1 − γ)² with ε = max_s |E_{a ~ π⋆} A| of the *target* π⋆ of the
+    mixture."""
 
     def slacks(mdp, logits, other_logits):
         old, target = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
@@ -239,13 +245,14 @@ def test_mixture_bound():
     for gamma in (0.5, 0.8):
         slack = on_many_mdps(slacks, gamma=gamma)
         assert slack[..., 0].min() >= -1e-10
-        # The note's ε, computed for the mixture itself, is α times as large: the bound then fails.
+        # The lecture note's ε, computed for the mixture itself, is α times as large: with that ε
+        # the bound fails.
         assert slack[:, 0, 1].min() < -1e-9
 
 
 # 9
 def test_cpo_bound():
-    """|J' − L| ≤ 2γε' / (1 − γ)² · E_{d_π}[TV], ε' = max_s |E_{a ~ π'} A|."""
+    """The bound is |J' − L| ≤ 2γε' / (1 − γ)² · E_{d_π}[TV], ε' = max_s |E_{a ~ π'} A|."""
 
     def slack(mdp, logits, other_logits):
         old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
@@ -263,7 +270,8 @@ def test_cpo_bound():
 
 # 9b
 def test_the_exact_gradient_weighs_states_by_the_discount():
-    """Practice, and this library, weighs all visited states equally; the exact ∇J has γᵗ."""
+    """In practice, and in this library, all visited states have equal weight; the exact ∇J has
+    weights γᵗ."""
 
     def gradients(mdp, logits, other_logits):
         policy = jax.nn.softmax(logits)
@@ -317,9 +325,9 @@ def random_stream(ends):
 
 @pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
 def test_gae_is_the_mixture_of_n_step_advantages(ends):
-    """(1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, with weight λ^{K−1} for the last of the K remaining steps.
+    """GAE is (1 − λ) Σ_n λ^{n−1} Â⁽ⁿ⁾, with weight λ^{K−1} for the last of the K remaining steps.
 
-    K counts the steps to the end of the episode or the segment.
+    The number K counts the steps to the end of the episode or the segment.
     """
     reward, state_value, next_value, terminated, truncated = random_stream(ends)
     returns = N_STEP(reward, next_value, terminated, truncated)

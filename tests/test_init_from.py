@@ -1,4 +1,4 @@
-"""Training that starts from the policy of an earlier run."""
+"""Tests training that starts from the policy of an earlier run."""
 
 import json
 import shutil
@@ -127,7 +127,7 @@ def test_control_seeds_start_from_earlier_first_seed(walked):
     statistics = state.collector.replicated.get("observation_statistics")
     assert (statistics is not None) == kept.settings["problem.normalize_observations"]
     if statistics is not None:
-        assert float(jax.tree.leaves(statistics)[0].max()) > 1  # counted steps of that run
+        assert float(jax.tree.leaves(statistics)[0].max()) > 1  # step count of the earlier run
 
 
 def test_control_run_outlives_its_initial_run(walked, tmp_path):

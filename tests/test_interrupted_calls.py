@@ -1,4 +1,4 @@
-"""Interrupts of `run.train`, `run.resume` and `run.sweep`: their result and resumption."""
+"""Tests interrupts of `run.train`, `run.resume` and `run.sweep`: their result and resumption."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ ENDS = 6
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Signal handlers of a Python without `nohup`; each test must restore them."""
+    """Sets the signal handlers of a Python without `nohup`; each test must restore the handlers."""
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = [signal.getsignal(each) for each in SIGNALS]
     yield before
@@ -40,12 +40,13 @@ def train(**options):
 
 
 def signals_at(iteration, *numbers):
-    """An `on_row` during which signals come."""
+    """Returns an `on_row` during which signals arrive."""
 
     def on_row(row):
         if row["iteration"] == iteration:
             for number in numbers:
-                assert signal.getsignal(number) is not signal.SIG_DFL  # which would end the tests
+                # A default handler would end the tests.
+                assert signal.getsignal(number) is not signal.SIG_DFL
                 signal.raise_signal(number)
 
     return on_row
@@ -53,7 +54,8 @@ def signals_at(iteration, *numbers):
 
 @pytest.fixture
 def interrupt_in_update(monkeypatch):
-    """`interrupt_in_update(iteration)`: a SIGINT while a run shows that iteration."""
+    """Returns `interrupt_in_update(iteration)`, which sends a SIGINT while a run shows that
+    iteration."""
 
     def at(iteration):
         def update(self, row, seconds_left):
@@ -256,7 +258,7 @@ def test_interrupted_command_exits_with_zero(tmp_path, interrupt_in_update, caps
     interrupt_in_update(1)
     over = [f"--{name}={value}" for name, value in SIZES.items()]
     sizes = ["--seeds=2", "--total_steps=48", "--log_every=1"]
-    with contextlib.suppress(KeyboardInterrupt):  # which would end the tests
+    with contextlib.suppress(KeyboardInterrupt):  # a default handler would end the tests
         ended = launch.control(["--env=CartPole-v1", f"--out={tmp_path / 'run'}", *sizes, *over])
     assert ended == 0
     assert "stopped and saved at iteration 1; --resume continues" in capsys.readouterr().out
@@ -266,7 +268,7 @@ OVER = {"config.learning_rate": [1e-3, 1e-2], "network.width": [4, 8]}
 
 
 def sweep(out, **options):
-    """Two programs, each with two step sizes."""
+    """Returns a sweep of two programs, each with two step sizes."""
     experiment = run.Experiment(env="CartPole-v1", out=out, **SMALL)
     return run.sweep(experiment, over=OVER, evaluations=3, **options)
 

@@ -1,4 +1,4 @@
-"""Signals: saved files and messages of interrupted and killed runs."""
+"""Tests signals: saved files and messages of interrupted and killed runs."""
 
 import os
 import random
@@ -24,7 +24,7 @@ LEFT = "interrupted before the first iteration: nothing new to save"
 
 @pytest.fixture(autouse=True)
 def hangups_are_heard():
-    """Also where the tests run under `nohup`."""
+    """Sets the handler of SIGHUP, also where the tests run under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -113,7 +113,8 @@ def test_interrupt_finishes_the_iteration_saves_and_says_so(tmp_path, capfd, sig
     def interrupt(row):
         if row["iteration"] == 5:
             for each in signals:
-                assert signal.getsignal(each) is not signal.SIG_DFL  # which would end the tests
+                # A default handler would end the tests.
+                assert signal.getsignal(each) is not signal.SIG_DFL
                 signal.raise_signal(each)
 
     stopped = runner.run(job(), tmp_path, Silent(interrupt), leave_early=leave_early)
@@ -130,7 +131,7 @@ def test_second_interrupt_leaves_at_once_and_run_resumes(tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         process.stderr.readline()
-        process.stderr.readline()  # the message is out, so the handler has run
+        process.stderr.readline()  # the message was printed, so the handler has run
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
     sizes = {"iterations": 60, "log_every": 10}
@@ -139,7 +140,7 @@ def test_second_interrupt_leaves_at_once_and_run_resumes(tmp_path):
     assert any(line.startswith("resuming at iteration") for line in reporter.reported)
     run(tmp_path / "whole", **sizes)
     killed, whole = final(tmp_path / "killed"), final(tmp_path / "whole")
-    assert killed[0][1:] == whole[0][1:]  # the first tells of the memory of a slower program
+    assert killed[0][1:] == whole[0][1:]  # the first line reports the memory of a slower program
     assert killed[1:] == whole[1:]
 
 
@@ -158,7 +159,7 @@ def test_an_interrupt_while_compiling_is_heard_at_once(tmp_path):
 
 
 class Left(BaseException):
-    """In place of the end of the process."""
+    """Raised in place of the end of the process."""
 
 
 def test_interrupt_ends_a_compilation(tmp_path, monkeypatch, capfd):

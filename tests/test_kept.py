@@ -1,4 +1,5 @@
-"""The sampler is the trainer: the policy is restricted to the tokens that were kept."""
+"""Tests that the sampler is the trainer: the policy is restricted to the tokens that the sampler
+kept."""
 
 import functools
 
@@ -47,7 +48,7 @@ COLLECTOR = CollectorState({"prompt_number": jnp.arange(PROMPTS, dtype=jnp.int32
 
 
 def as_mask(inputs):
-    """The held sets as `[B, T, V]`, however they are held."""
+    """Returns the stored sets of tokens as a mask `[B, T, V]`, in whatever form they are stored."""
     if inputs.kept.dtype == bool:
         return inputs.kept
     return jax.nn.one_hot(inputs.kept, SIZE, dtype=bool).any(axis=-2)
@@ -60,7 +61,7 @@ def logits_of(policy, inputs):
 
 
 def dense(logits, among):
-    """Log-probabilities `[B, T, V]` of π 1[S] / π(S); 0 outside of S."""
+    """Computes log-probabilities `[B, T, V]` of π 1[S] / π(S); 0 outside of S."""
     total = jnp.log(jnp.sum(jnp.where(among, jnp.exp(logits), 0.0), axis=-1, keepdims=True))
     return jnp.where(among, logits - total, 0.0)
 
@@ -109,7 +110,8 @@ REPRESENTATIONS = pytest.mark.parametrize("held", [HELD, 1], ids=["mask", "list"
 
 @REPRESENTATIONS
 def test_scored_tokens_are_the_sampled_tokens(held):
-    """Every token of the vocabulary against the filters one after another, in float64."""
+    """Every token of the vocabulary is compared with the filters, applied one after another in
+    float64."""
     batch, logits, log_probs, _ = measured(held)
     sizes = set()
     for row, column in np.argwhere(batch.mask):
@@ -127,7 +129,8 @@ def test_scored_tokens_are_the_sampled_tokens(held):
 
 @REPRESENTATIONS
 def test_gradients_are_those_of_the_dense_formula(held):
-    """Checks log-probabilities, entropies and the KL to another policy, over the same sets."""
+    """The test checks log-probabilities, entropies and the KL to another policy, over the same
+    sets."""
     _, _, _, ((value, gradient), (want, its)) = measured(held)
     np.testing.assert_allclose(value, want, rtol=1e-5)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(its)) > 0.1
@@ -160,7 +163,7 @@ def test_set_of_one_token_learns_nothing():
 
 
 def first_step(problem, config):
-    """Returns the batch and metrics of the first update, and `apply` at the actions."""
+    """Returns the batch and the metrics of the first update, and `apply` at the batch's actions."""
     learner = grpo.make(as_arrays(config), problem)
 
     @jax.jit
@@ -177,14 +180,15 @@ def first_step(problem, config):
 
 
 def test_the_first_policy_and_the_reference_are_one():
-    """The estimate of the KL between them is 0 at every token, and so is the ratio's distance."""
+    """The estimated KL between policy and reference is 0 at every token, and the ratio is 1."""
     batch, log_prob, metrics = first_step(make(), grpo.Config())
     assert abs(float(metrics["reference_kl"].value())) < 1e-9
     np.testing.assert_allclose(np.exp(log_prob - batch.log_prob)[batch.mask], 1.0, atol=1e-5)
 
 
 def test_half_precision_learner_scores_sets_of_sampler():
-    """The two round differently; over equal shapes the learner's ratio to itself is 1."""
+    """Sampler and learner round differently; over equal shapes the learner's ratio to itself is
+    1."""
     problem = make(MODEL.clone(dtype=jnp.dtype("bfloat16")))
     assert not problem.log_prob_matches_sampler
     batch, log_prob, metrics = first_step(problem, grpo.Config(use_reference=False))
@@ -214,7 +218,7 @@ def test_the_trust_region_is_over_the_sets(monkeypatch):
 
 
 class Wide:
-    """The tokenizer of the task, with a large vocabulary."""
+    """Tokenizer of the task, with a large vocabulary."""
 
     size, pad, eos, ends = 50_000, TASK.tokenizer.pad, TASK.tokenizer.eos, TASK.tokenizer.ends
     vocabulary = size
@@ -227,10 +231,10 @@ def wide(**options):
 
 
 def test_large_vocabulary_is_not_stored_for_all_tokens(monkeypatch):
-    """No array of an iteration has as many numbers as the kept ids times four.
+    """No array in the program of an iteration has as many numbers as the kept ids times four.
 
-    The logits of all tokens would have a hundred times as many, and so would the rows of the matrix
-    that belong to the kept ids.
+    The logits of all tokens would have a hundred times as many numbers, and so would the rows of
+    the matrix for the kept ids.
     """
     steps, rows, ids = 128, 256, LISTED
 
@@ -260,7 +264,7 @@ def test_what_cannot_be_held_is_named():
 
 
 def test_filter_of_large_vocabulary_logs_its_share():
-    """`LanguageSettings` of a run, whatever its task."""
+    """Every task's `LanguageSettings` of a run has the filter."""
     settings = language.LanguageSettings(top_p=0.9)
     (said,) = filtered(settings, Wide())
     assert "at most 512 of the 50,000 tokens" in said

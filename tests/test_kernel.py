@@ -1,4 +1,4 @@
-"""Interrupts of training in a real Jupyter kernel, as its stop button sends them."""
+"""Tests interrupts of training in a real Jupyter kernel, as the kernel's stop button sends them."""
 
 import os
 import time
@@ -57,10 +57,10 @@ def kernel():
 
 
 def execute(client, code, act=None, at="iteration 1"):
-    """Runs a cell and calls `act` once the cell has printed `at`.
+    """Runs a cell and calls `act` once the cell has printed the text `at`.
 
     Returns:
-      The name of the exception that ended the cell or None, and the printed text.
+      Name of the exception that ended the cell, or None, and the printed text.
     """
     asked, printed, error = client.execute(code), "", None
     while True:

@@ -1,4 +1,5 @@
-"""Kernels stored by outputs, or cut out of their stacks: decoding steps compute the same."""
+"""Tests kernels that are stored by outputs, or cut out of their stacks: decoding steps compute the
+same results."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ PROMPT, PAD = jnp.array([[0, 3, 4], [5, 6, 7]], jnp.int32), jnp.array([1, 0], jn
 
 
 def model_and_params(name, seed=0):
-    """Returns parameters far from an initial model, so that differences are visible."""
+    """Returns model and parameters far from an initial model, so that differences are visible."""
     model = DEEP.clone(**UNLIKE[name])
     generator = np.random.default_rng(seed)
     params = jax.tree.map(
@@ -39,7 +40,7 @@ def model_and_params(name, seed=0):
 
 
 def step(model, params, *, prepared):
-    """Returns logits of a decoding step after the prompts, and the cache."""
+    """Returns logits of a decoding step after the prompts, and the step's cache."""
     logits, cache, pad = sampling.prefill(model, params, PROMPT, PAD, 4, group_size=2)
     token = jnp.argmax(logits, axis=-1)[:, None]
     if prepared:

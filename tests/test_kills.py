@@ -1,6 +1,6 @@
-"""Slow tests of runs that are killed, repeated, or stopped by a full disk.
+"""Tests runs that are killed, repeated, or stopped by a full disk; all tests are slow.
 
-Short versions are in `test_interrupts` and `test_faults`.
+Short versions of these tests are in `test_interrupts` and `test_faults`.
 """
 
 import json
@@ -69,7 +69,7 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
         with start(
             script, *LONG[script], "--deterministic", "--resume", f"--out={killed}"
         ) as process:
-            # Every fifth kill may come while the run starts.
+            # every fifth kill may arrive while the run starts
             latest = time.monotonic() + (
                 generator.uniform(0.2, 5.0) if number % 5 == 4 else math.inf
             )
@@ -84,7 +84,7 @@ def test_twenty_kills_change_no_bit(tmp_path, script):
             assert process.poll() is None, process.stderr.read()
             process.send_signal(signal.SIGKILL)
         reached.append(len(read(killed / "metrics.jsonl")))
-    assert len(set(reached)) > KILLS // 2  # most kills came while the run was training
+    assert len(set(reached)) > KILLS // 2  # most kills arrived while the run was training
     assert reached[-1] < total
     status, output, errors = finish(start(script, "--resume", f"--out={killed}"))
     assert status == 0, errors
@@ -109,7 +109,7 @@ def test_two_deterministic_runs_are_equal_to_the_bit(tmp_path, script):
         finish(start(script, *LONG[script], "--seed=1", "--deterministic", f"--out={other}"))[0]
         == 0
     )
-    assert lines(other) != first[0]  # the compared lines could differ
+    assert lines(other) != first[0]  # the compared lines have entries that could differ
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Methods compared on a language task: natural steps on tokens, and the lecture's table."""
+"""Compares methods on a language task: natural steps on tokens, and the lecture's table."""
 
 import json
 
@@ -29,8 +29,8 @@ PROBLEM = language.make_problem(
 )
 
 
-# With a Fisher matrix of every eighth response, half of the steps find no gain within the region in
-# two attempts.
+# With a Fisher matrix from every eighth response, half of the steps find no gain within the region
+# in two attempts.
 ROUGH = trpo.Config(
     gamma=1.0,
     lambda_=1.0,
@@ -44,7 +44,8 @@ ROUGH = trpo.Config(
 
 
 def test_trpo_on_tokens_stays_within_its_region():
-    """The exact KL over the tokens of a batch after every step; a refused step is bit-exact."""
+    """The test checks the exact KL over a batch's tokens after every step; a refused step is
+    bit-exact."""
     learner = trpo.make(as_arrays(ROUGH), PROBLEM)
 
     def step(state):
@@ -68,7 +69,8 @@ def test_trpo_on_tokens_stays_within_its_region():
     assert (np.asarray(kl) <= 0.05 * (1 + 1e-4)).all()
     np.testing.assert_allclose(kl, told, rtol=1e-2, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(accepted) == 0.0, same)
-    assert set(np.asarray(accepted).tolist()) == {0.0, 1.0}  # or the case shows nothing
+    # Otherwise the case would not test the property.
+    assert set(np.asarray(accepted).tolist()) == {0.0, 1.0}
 
 
 TABULAR = tabular_problem(num_prompts=8, group_size=4, dense=False)
@@ -80,7 +82,7 @@ TABULAR = tabular_problem(num_prompts=8, group_size=4, dense=False)
     ids=["grpo", "dapo"],
 )
 def test_length_bias_of_groups(algorithm, config, want):
-    """1 / |o| makes it −1; the mean over all tokens has none."""
+    """The factor 1 / |o| gives a slope of −1; the mean over all tokens has a slope of 0."""
     length, outcome, weight = lecture.token_weights(algorithm, config, TABULAR, jax.random.key(3))
     assert len(set(length.tolist())) > 3
     assert set(outcome.tolist()) == {0.0, 1.0}
@@ -100,7 +102,8 @@ def test_length_bias_of_methods_with_a_critic(algorithm, config):
 
 
 def result(name, **metrics):
-    """Two seeds, 100 completions of 4 tokens an iteration, lines at iterations 0, 10 and 20."""
+    """Result of two seeds: 100 completions of 4 tokens per iteration, lines at iterations 0, 10 and
+    20."""
     lines = [{"iteration": 0, "step": 0, "greedy_accuracy": [0.4, 0.6]}]
     for i in (1, 2):
         line = {
@@ -122,15 +125,16 @@ def test_accuracy_stands_against_generated_tokens():
     assert header.split()[:2] == ["warm", "start"]
     assert first.split()[:2] == ["grpo", "0.500"]
     assert [line.split()[-2:] for line in (first, second)] == [["0.0150", "0.0400"]] * 2
-    # At 8,000 tokens the second seed of DAPO is two thirds of the way to its first line at 12,000:
-    # .6 + ⅔ · .1.
+    # At 8,000 tokens the second seed of DAPO is two thirds of the way to its first line, at 12,000
+    # tokens: .6 + ⅔ · .1.
     assert second.split()[5:8] == ["0.733", "[0.667,", "0.800]"]
 
 
 def test_useful_steps_have_tokens_with_an_advantage():
-    """20 iterations of 2 × 4 steps, half taken, a quarter of the tokens with a signal: 20.
+    """The number is 20: 20 iterations of 2 × 4 steps, half of them taken, a quarter of the tokens
+    with a signal.
 
-    For TRPO the accepted steps count.
+    For TRPO the number of accepted steps counts.
     """
     iterations = np.array([10.0, 10.0])
     config = grpo.Config(num_epochs=2, num_minibatches=4)
@@ -211,7 +215,7 @@ def test_the_lecture_s_table_is_measured(tmp_path, capsys):
         "dapo": ["policy"],
     }
     policy = cells["dapo"]["models"]["policy"]
-    assert 1.9 * policy < cells["dapo"]["optimizer bytes"] < 2.1 * policy  # Adam's two moments
+    assert 1.9 * policy < cells["dapo"]["optimizer bytes"] < 2.1 * policy  # the two moments of Adam
     assert cells["grpo"]["samples per prompt"] == 4.0 <= cells["dapo"]["samples per prompt"]
     assert cells["ppo"]["dead groups"] is None
     assert 0.0 < cells["grpo"]["dead groups"] <= 1.0

@@ -1,4 +1,4 @@
-"""Language as a `Problem`, its evaluation and its warm start."""
+"""Tests language as a `Problem`, its evaluation and its warm start."""
 
 import functools
 
@@ -44,7 +44,8 @@ def begun():
 
 @functools.cache
 def program(**options):
-    """Returns a program that collects a batch and the learner's log-probabilities and values."""
+    """Returns a program that collects a batch and computes the learner's log-probabilities and
+    values."""
     problem = make(**options)
 
     @jax.jit
@@ -76,7 +77,8 @@ def collected(**options):
     ],
 )
 def test_sampler_and_learner_agree(options):
-    """Ragged prompts, any temperature, truncation: the ratio is 1 before the first update."""
+    """For ragged prompts, any temperature and truncation, the ratio is 1 before the first
+    update."""
     params, _, batch, log_prob, _ = collected(**options)
     assert len(np.unique(batch.inputs.pad)) > 1
     np.testing.assert_allclose(np.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
@@ -107,7 +109,8 @@ def test_last_token_terminates_and_the_budget_truncates():
     length = batch.mask.sum(1)
     last = np.arange(batch.mask.shape[1]) == length[:, None] - 1
     np.testing.assert_array_equal(batch.terminated, last)
-    np.testing.assert_array_equal(batch.columns["step_end"], last)  # the complete answer is scored
+    # The score is that of the complete answer.
+    np.testing.assert_array_equal(batch.columns["step_end"], last)
     ended = (batch.action == TASK.tokenizer.eos).any(1)
     assert not ended.all()
     np.testing.assert_array_equal(batch.truncated, last & ~ended[:, None])
@@ -129,7 +132,7 @@ def test_values_are_shifted_and_end_at_zero():
 class Oracle:
     """Model that always continues with the right answer, so that rewards are known.
 
-    Optionally it begins with a wrong token: the number may be traced.
+    If requested, the model begins with a wrong token: the number of wrong tokens may be traced.
     """
 
     def __init__(self, wrong_first=False):
@@ -171,7 +174,8 @@ class Oracle:
 
 @functools.cache
 def answered():
-    """Returns a program: `wrong_first` to a batch of each kind of reward and an evaluation."""
+    """Returns a program that maps `wrong_first` to a batch of each kind of reward and to an
+    evaluation."""
 
     def run(wrong_first):
         model, keys = Oracle(wrong_first), jax.random.split(jax.random.key(0))
@@ -229,7 +233,7 @@ def test_training_and_evaluation_ask_of_their_own_split():
     problem = language.make_problem(
         TASK._replace(sample=sample), MODEL, num_prompts=2, group_size=2
     )
-    asked.clear()  # make_problem has called it to check lengths
+    asked.clear()  # `make_problem` has already called the sampler of prompts to check lengths
     state = jax.eval_shape(problem.init, jax.random.key(0))
     jax.eval_shape(problem.collect, *state, jax.random.key(1))
     assert asked == [False]
@@ -279,7 +283,7 @@ def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
 
 
 def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
-    """If right answers differ from the demonstration, only the verifier knows when to stop."""
+    """If right answers differ from the demonstration, only the verifier can stop the warm start."""
     task = language.tasks.running_sum(2, max_filler=8)
     model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(
         task.tokenizer.size
@@ -297,7 +301,7 @@ def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
         return some, init(key, warm=language.WarmStart(steps=0)), init(key), accuracy
 
     some, none, untouched, accuracy = measured(jax.random.key(0))
-    assert 0.2 < accuracy < 0.7  # all steps of the warm start would exceed 0.9
+    assert 0.2 < accuracy < 0.7  # all steps of the warm start would exceed an accuracy of 0.9
     jax.tree.map(np.testing.assert_array_equal, none, untouched)
     assert not np.array_equal(jax.tree.leaves(some)[0], jax.tree.leaves(none)[0])
 
@@ -383,7 +387,8 @@ def test_other_bad_input():
 
 
 def test_the_task_says_where_a_process_reward_is_due():
-    """A reward is due at every token if digits are scored, else at a chain's marks and end."""
+    """A reward is due at every token if digits are scored, otherwise at a chain's marks and at its
+    end."""
     for task, marks in (
         (language.tasks.addition(1), None),
         (language.tasks.countdown(2, max_number=9), []),
@@ -404,7 +409,8 @@ def test_the_task_says_where_a_process_reward_is_due():
         want = np.array(batch.terminated)
         want[:, marks] = True
         np.testing.assert_array_equal(batch.columns["step_end"], want)
-        assert not ((batch.reward != 0.0) & ~want).any()  # no reward is paid where none is due
+        # Slots where no reward is due have a reward of 0.
+        assert not ((batch.reward != 0.0) & ~want).any()
 
 
 @pytest.mark.parametrize(
@@ -413,7 +419,7 @@ def test_the_task_says_where_a_process_reward_is_due():
         ("the class Transformer", language.Transformer),
         ("the nnx module Linear", nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
         ("function", lambda tokens, pad: tokens),
-        ("Dense", nn.Dense(2)),  # a module without a vocabulary
+        ("Dense", nn.Dense(2)),  # a module that does not declare its vocabulary
     ],
 )
 def test_models_that_are_no_modules_are_named(got, model):

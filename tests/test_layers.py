@@ -1,4 +1,5 @@
-"""A module imports only from lower layers or its own folder, and imports form no cycles."""
+"""Tests that a module imports only from lower layers or its own folder, and that imports form no
+cycles."""
 
 import ast
 import functools
@@ -13,11 +14,11 @@ PACKAGE = ROOT / "jaxrl_po"
 LAYERS = (
     {"version", "backend", "config", "types", "masked", "compensated", "variables"},  # data
     {"divergences"},  # log-ratios, from which distributions and losses are computed
-    {  # the mathematics
+    {  # the layer of mathematics
         *("distributions", "advantages", "losses", "token_weights"),
         *("trust_region", "group_advantages", "group_statistics"),
     },
-    {  # one iteration of training
+    {  # the layer of one training iteration
         *(
             "lengths",
             "minibatches",
@@ -30,11 +31,11 @@ LAYERS = (
     },
     {"control", "language"},  # problems
     {"algorithms"},
-    {"run"},  # impure code: files, processes and devices
-    {"cli"},  # the commands
+    {"run"},  # the layer of impure code: files, processes and devices
+    {"cli"},  # the layer of commands
     {"__main__", "__init__"},
 )
-RUN = (  # folders and modules of run/, lowest first
+RUN = (  # folders and modules of run/, lowest layer first
     *("errors", "devices", "store", "data", "host", "loop"),
     *("figures", "experiment", "aot", "__init__"),
 )
@@ -54,7 +55,8 @@ def layer(unit: str) -> int:
 
 
 def place(part: str) -> int:
-    """Returns the position in `run/` of a folder or module; other names are those in `__init__`."""
+    """Returns the position in `run/` of a folder or module; names of other kinds are those in
+    `__init__`."""
     return RUN.index(part if part in RUN else "__init__")
 
 
@@ -87,7 +89,7 @@ ASKS_JAX = {"default_backend", "devices", "local_devices", "device_count", "loca
 
 
 def asks_jax(source: str) -> list[str]:
-    """Returns the places where a program asks JAX for its devices."""
+    """Returns the places in a program that ask JAX for its devices."""
     return [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(ast.parse(source))
@@ -137,7 +139,8 @@ WORKER_SIDE = {
 
 @pytest.mark.parametrize("module", [m for m in MODULES if Path(m).stem in WORKER_SIDE])
 def test_worker_processes_never_import_jax(module):
-    """Worker processes import none of our modules that might import JAX, only one another."""
+    """Worker processes import only each other's modules, since other modules of the package might
+    import JAX."""
     assert module.startswith(("run/data/", "run/host/dialogues/"))
     assert {Path(file).stem for file in graph()[f"jaxrl_po/{module}"]} <= WORKER_SIDE
     names = size.imported((PACKAGE / module).read_text())
@@ -196,7 +199,8 @@ def test_violations_are_found(module, source):
 
 
 def test_no_script_is_named_like_a_standard_module():
-    """Python looks into a script's own folder first: `profile.py` there breaks cProfile."""
+    """Python searches a script's own folder first: a file `profile.py` in that folder would break
+    cProfile."""
     scripts = [p for room in ("experiments", "tests") for p in (ROOT / room).rglob("*.py")]
     assert len(scripts) > 100
     assert not {p.stem for p in scripts} & sys.stdlib_module_names

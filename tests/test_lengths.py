@@ -1,4 +1,5 @@
-"""Microbatches are computed up to their longest row: the same numbers, of fewer slots."""
+"""Tests that microbatches, computed up to their longest row, give the same numbers from fewer
+slots."""
 
 import dataclasses
 import functools
@@ -25,7 +26,7 @@ TASK = addition(2)
 SHALLOW = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2, mlp_width=8, gated=False)
 DEEP = SHALLOW.clone(layers=5)
 BUDGET = 40
-ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths; rows are cut to 10, 20 or 40
+ROWS = [3, 40, 1, 12, 9, 0, 25, 10]  # lengths of the rows; rows are cut to 10, 20 or 40 slots
 
 
 def samples_of(rows, steps=BUDGET):
@@ -57,7 +58,7 @@ def test_a_gap_counts():
 
 
 def test_vmapped_rows_are_cut_to_the_longest():
-    """A branch for each run would have `vmap` run all of them."""
+    """With a branch for each length, `vmap` would run all branches."""
     stacked = jax.tree.map(lambda *x: jnp.stack(x), samples_of([3, 4]), samples_of([2, 15]))
     function = jax.vmap(lengths.cut(count, shorten))
     slots, totals = function(stacked)
@@ -72,7 +73,7 @@ def test_vmapped_rows_are_cut_to_the_longest():
 
 @functools.cache
 def slots(in_order=False, **options):
-    """A program: a key to the slots that the updates of `ROWS` compute."""
+    """Returns a program that maps a key to the slots that the updates of `ROWS` compute."""
 
     def loss(params, samples):
         slots, _ = count(samples)
@@ -123,7 +124,7 @@ def problem_of(model, budget=BUDGET, **options):
 
 
 def learner_of(name, placement, *, whole=False):
-    """A learner of completions, cut to their lengths or whole."""
+    """Builds a learner of completions, which are cut to their lengths or complete."""
     make, config, model, critic = METHODS[name]
     problem = problem_of(model, critic=None if critic is None else critic.clone(outputs=1))
     config = dataclasses.replace(config, axis_name=placement.axis_name)
@@ -133,7 +134,7 @@ def learner_of(name, placement, *, whole=False):
 
 @functools.cache
 def sampled(name, seeds):
-    """A state, and completions of very different lengths."""
+    """Returns a state, and completions of very different lengths."""
     learner = learner_of(name, parallel.Placement(seeds, 1, 1))
     keys = jax.random.split(jax.random.key(1), seeds)
     state, batch = jax.jit(lambda keys: learner.sample(learner.init(keys)))(keys)
@@ -144,7 +145,7 @@ def sampled(name, seeds):
 
 @functools.cache
 def trained(name, placement, *, whole=False):
-    """Parameters and metrics after an update of them."""
+    """Returns parameters and metrics after an update on the sampled completions."""
     learner = learner_of(name, placement, whole=whole)
     state, metrics = jax.jit(learner.update)(*sampled(name, placement.num_seeds))
     assert float(metrics["kl"].value().min()) > 1e-9
@@ -165,7 +166,7 @@ METHODS = {
 
 @pytest.fixture
 def halves(monkeypatch):
-    """Rows are cut to half or not at all: a program less to compile."""
+    """Cuts rows to half or not at all, which saves compiling a program."""
     monkeypatch.setattr(lengths, "PARTS", (2, 1))
 
 
@@ -195,7 +196,7 @@ def case(name, seeds=1, devices=1, *marks):
     ],
 )
 def test_an_update_is_that_of_whole_rows(name, seeds, devices):
-    """On one device; of two, each cuts its own rows."""
+    """The case is on one device; on two devices, each device cuts its own rows."""
     found = trained(name, parallel.Placement(seeds, 1, devices))
     whole = trained(name, parallel.Placement(seeds, 1, 1), whole=True)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), found, whole)
@@ -220,7 +221,7 @@ def test_kl_of_update_equals_whole_rows():
         _, batch = problem.collect(params, collector, jax.random.fold_in(key, 1))
         off = batch.log_prob - 0.1
         samples = Samples(batch.inputs, batch.action, off, batch.log_prob, batch.mask)
-        # Eight rows: in four parts of two, sorted by length.
+        # Eight rows are processed in four parts of two rows, sorted by length.
         parts, whole = (
             actor_critic.update_kl(each, params, samples, num_parts=num_parts)["kl"]
             for each, num_parts in ((problem, 3), (problem._replace(fast_paths=FastPaths()), 1))
@@ -234,7 +235,7 @@ def test_kl_of_update_equals_whole_rows():
 
 
 def test_parts_of_kl_are_within_their_size():
-    """Eight rows in at least three parts: two rows at a time."""
+    """Eight rows in at least three parts are processed two rows at a time."""
     seen = []
 
     def apply(params, inputs):

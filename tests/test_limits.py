@@ -1,4 +1,4 @@
-"""Limits of episodes, sizes of evaluations, and unusable spaces of actions."""
+"""Tests limits of episodes, sizes of evaluations, and unusable spaces of actions."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_no_size_is_refused_wherever_it_is_given(size):
         "k": lambda **field: language.evaluation.estimate_pass_at_k(jnp.array(2), 8, **field),
         "rank": lambda **field: lora.Lora(**field).validate(),
     }
-    if size is ZERO:  # ZERO asks only for the greedy answers
+    if size is ZERO:  # the setting ZERO requests only the greedy answers
         del given["num_samples"]
     for name, call in given.items():
         field = name.strip()
@@ -120,7 +120,7 @@ def test_limits_of_a_command_are_one_line(source, flags, message, tmp_path):
 
 
 def spaced(action=None, observation=None):
-    """Returns a probe with these spaces in place of its own spaces."""
+    """Returns a probe whose spaces are replaced by other spaces."""
 
     class Spaced(MatchCueContinuous):
         def action_space(self, params=None):

@@ -1,4 +1,4 @@
-"""Adapters: their function, their training over a fixed base, and one base for all seeds."""
+"""Tests adapters: their function, their training over a fixed base, and one base for all seeds."""
 
 import functools
 
@@ -30,7 +30,7 @@ def drawn(tree, scale):
 
 
 def split(model):
-    """Base and adapters, both of order one."""
+    """Returns base and adapters, both with parameters of order one."""
     shapes = model.parameter_shapes()
     base = {"params": drawn(shapes["params"], 0.3)}
     return base, {"lora": drawn(shapes["lora"], 0.3)}
@@ -112,7 +112,7 @@ METHODS = {
 
 @functools.cache
 def learner_of(name):
-    """A learner, the base, and its compiled `init` and `step`."""
+    """Returns a learner, its base, and its compiled `init` and `step`."""
     problem, base = problem_of(critic=name != "grpo", process_reward=True)
     learner = METHODS[name](problem)
     return learner, base, jax.jit(learner.init), jax.jit(learner.step)
@@ -134,7 +134,7 @@ def test_only_adapters_are_trained(name):
     ]
     assert max(moved) > 0
     assert float(metrics["skipped"].value()) == 0.0
-    # No matrix of the base has a moment: adapters, and the critic's parameters, have.
+    # Only adapters and the critic's parameters have Adam moments; no matrix of the base has one.
     count = sum(x.size for x in jax.tree.leaves(state.params.without_frozen()))
     held = sum(x.size for x in jax.tree.leaves(state.opt_state))
     assert held <= 2 * count + 8
@@ -185,7 +185,7 @@ def test_sampling_and_evaluation_read_the_adapters():
     prompt = TASK.sample(KEY, False)
 
     def both(model, held, params):
-        """Log-probabilities of one greedy completion, and an evaluation."""
+        """Returns log-probabilities of one greedy completion, and an evaluation."""
         own = over(model, base) if model.lora else model
         completions = sampling.generate(
             own,

@@ -1,4 +1,4 @@
-"""Losses and their gradients element by element; denominators and masks."""
+"""Tests losses and their gradients element by element; denominators and masks."""
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +14,25 @@ EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 
 
 def slope(loss, log_ratio, *args, **options):
-    """Returns the loss and its derivative by the log-probability, for old log-probability 0."""
+    """Returns the loss and its derivative with respect to the log-probability, for an old
+    log-probability of 0."""
     value, gradient = jax.value_and_grad(
         lambda x: loss(x, jnp.zeros_like(x), *args, **options).sum()
     )(jnp.asarray(log_ratio))
     return float(value), float(gradient)
 
 
-# d/dlog π of −r·A is −r·A; where the clip binds it is 0. Columns: A, r, loss, gradient.
+# The derivative d/dlog π of −r·A is −r·A; where the clip has an effect the derivative is 0. The
+# columns are A, r, loss, gradient.
 FOUR_CASES = [
-    (1.0, 1.5, -1.28, 0.0),  # good action, already more likely: nothing to gain
+    (1.0, 1.5, -1.28, 0.0),  # good action, already more likely: no further gain
     (1.0, 0.5, -0.5, -0.5),  # good action, less likely: pulled back
     (-1.0, 1.5, 1.5, 1.5),  # bad action, more likely: pushed back, without a bound
-    (-1.0, 0.5, 0.8, 0.0),  # bad action, already less likely: nothing to gain
-    (2.0, 1.1, -2.2, -2.2),  # inside the interval: the plain surrogate
+    (-1.0, 0.5, 0.8, 0.0),  # bad action, already less likely: no further gain
+    (2.0, 1.1, -2.2, -2.2),  # ratio inside the interval: the plain surrogate
     (-2.0, 1.1, 2.2, 2.2),
-    (1.0, 1.25, -1.25, -1.25),  # clip-higher: still inside on the upper side
+    # Clip-higher: the ratio is still inside the interval on the upper side.
+    (1.0, 1.25, -1.25, -1.25),
     (-1.0, 0.75, 0.8, 0.0),
 ]
 
@@ -58,7 +61,8 @@ def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
     assert float(losses.clip_fraction_high(zero, zero, one, 0.0)) == 0.0
 
 
-# −clip(r, .8, 1.28) · A · log r: its gradient is the weight on A, inside and outside the interval.
+# The loss is −clip(r, .8, 1.28) · A · log r: its gradient is the weight on A, inside and outside
+# the interval.
 @pytest.mark.parametrize(
     ("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)]
 )
@@ -79,7 +83,7 @@ def test_sequence_log_ratio_by_hand():
 
 
 def test_bradley_terry_by_hand():
-    # −log(1 / (1 + e²)), whose slope in the reward of the chosen response is −σ(2).
+    # The loss is −log(1 / (1 + e²)), whose slope in the reward of the chosen response is −σ(2).
     got = jax.value_and_grad(losses.bradley_terry)(jnp.float32(1.0), jnp.float32(3.0))
     np.testing.assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
 
@@ -87,10 +91,11 @@ def test_bradley_terry_by_hand():
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "gradient"),
     [
-        (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 a bad action costs no more
+        (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 the loss of a bad action does not grow
         (-1.0, 2.0, 2.0, 2.0),
         (-1.0, 0.5, 0.8, 0.0),
-        (1.0, 0.1, -0.1, -0.1),  # a good action is not bounded: max(0.1, 3) would be
+        # The loss of a good action is not bounded: max(0.1, 3) would be the bound.
+        (1.0, 0.1, -0.1, -0.1),
         (1.0, 5.0, -1.28, 0.0),
         (-2.0, 5.0, 6.0, 0.0),
         (0.5, 0.1, -0.05, -0.05),
@@ -104,7 +109,8 @@ def test_dual_clip(advantage, ratio, loss, gradient):
 
 
 def test_clipped_surrogate_is_the_decoupled_bound():
-    """min(rA, clip(r)A) = min(rA, (1 + ε_high)A or (1 − ε_low)A by the sign of A)."""
+    """The identity is min(rA, clip(r)A) = min(rA, (1 + ε_high)A or (1 − ε_low)A by the sign of
+    A)."""
     rng = np.random.default_rng(0)
     r, a = rng.uniform(0.2, 2.0, 200), rng.normal(size=200)
     bound = np.where(a >= 0, (1 + 0.28) * a, (1 - 0.2) * a)
@@ -176,14 +182,14 @@ def test_what_is_held_constant_has_no_gradient():
         )
 
 
-# v_old = 0, G = 1, ε = .5. Columns: v, loss ½ max(…), gradient.
+# v_old = 0, G = 1, ε = .5. The columns are v, loss ½ max(…), gradient.
 @pytest.mark.parametrize(
     ("value", "loss", "gradient"),
     [
-        (0.2, 0.32, -0.8),  # inside: the squared loss
-        (0.8, 0.125, 0.0),  # moved too far towards the target: ½ (.5 − 1)², no gradient
-        (-1.0, 2.0, -2.0),  # moved away: ½ (−1 − 1)² is the larger
-        (2.0, 0.5, 1.0),  # overshot: ½ (2 − 1)² is the larger
+        (0.2, 0.32, -0.8),  # value inside the interval: the squared loss
+        (0.8, 0.125, 0.0),  # value moved too far towards the target: ½ (.5 − 1)², no gradient
+        (-1.0, 2.0, -2.0),  # value moved away: ½ (−1 − 1)² is the larger term
+        (2.0, 0.5, 1.0),  # value overshot: ½ (2 − 1)² is the larger term
     ],
 )
 def test_clipped_value_by_hand(value, loss, gradient):
@@ -199,13 +205,14 @@ def test_squared_value_has_the_half():
     np.testing.assert_allclose(got, (4.5, 3.0))
 
 
-# Rows are 1 2 3 | 13 | empty, with garbage behind the mask.
+# The rows are 1 2 3 | 13 | empty, with garbage in masked slots.
 X = jnp.array([[1.0, 2.0, 3.0], [13.0, jnp.nan, 1e30], [jnp.inf, jnp.nan, -7.0]])
 MASK = jnp.array([[True, True, True], [True, False, False], [False, False, False]])
 AGGREGATES = {
-    "token": (losses.token_mean, 19.0, 4.0),  # 19 over 4 tokens
-    "sequence": (losses.sequence_mean, 15.0, 2.0),  # 2 + 13 over the two rows that are not empty
-    # 19 over 3 rows × 5.
+    "token": (losses.token_mean, 19.0, 4.0),  # 19 divided by 4 tokens
+    # 2 + 13 divided by the two rows that are not empty.
+    "sequence": (losses.sequence_mean, 15.0, 2.0),
+    # 19 divided by 3 rows × 5 tokens
     "fixed length": (lambda x, mask: losses.fixed_length_mean(x, mask, 5), 19.0, 15.0),
 }
 
@@ -275,7 +282,8 @@ def token_batch(garbage):
 @pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
 @pytest.mark.parametrize("garbage", [0.0, 1e6, jnp.nan, jnp.inf])
 def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, garbage):
-    """Masked slots must be zeroed first: a `where` on the loss lets a NaN into the gradient."""
+    """Masked slots must be zeroed first: a `where` on the loss would let a NaN into the
+    gradient."""
 
     def loss(w, batch):
         log_prob = jax.nn.log_sigmoid(batch.inputs @ w)
@@ -286,7 +294,7 @@ def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, 
     w = jnp.array([0.3, -0.1])
     clean = jax.value_and_grad(loss)(w, token_batch(0.0))
     batch = token_batch(garbage)
-    # The problem itself has to zero its inputs.
+    # The problem itself must zero its inputs.
     own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))
     dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
     np.testing.assert_array_equal(clean[0], dirty[0])

@@ -1,4 +1,4 @@
-"""Means that carry their denominators."""
+"""Tests means that carry their denominators."""
 
 import functools
 
@@ -69,7 +69,7 @@ def test_without_a_mask_all_count():
 
 
 def test_half_precision_is_summed_in_float32():
-    # bfloat16 counts no further than 256, and 4096 ones would sum to 256 if added one by one.
+    # bfloat16 counts only up to 256, and 4096 ones would sum to 256 if added one by one
     mean = masked.total(jnp.ones(4096, jnp.bfloat16), jnp.ones(4096, bool))
     assert mean.total.dtype == mean.count.dtype == jnp.float32
     assert (float(mean.total), float(mean.count)) == (4096.0, 4096.0)
@@ -85,7 +85,7 @@ def test_shapes_must_agree():
 
 
 def test_moments_by_hand():
-    # 1, 3, 8: mean 4, deviations −3, −1, 4: variance 26 / 3 with ddof 0.
+    # The elements 1, 3, 8 have mean 4, deviations −3, −1, 4, and variance 26 / 3 with ddof 0.
     mean, std = masked.moments(jnp.array([1.0, jnp.nan, 3.0, 8.0]), jnp.array([1, 0, 1, 1]))
     np.testing.assert_allclose((mean, std), (4.0, (26 / 3) ** 0.5), rtol=1e-6)
     assert [float(m) for m in masked.moments(X, jnp.zeros(4, bool))] == [0.0, 0.0]
@@ -110,8 +110,9 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
 @pytest.mark.parametrize("garbage", [np.nan, -9.0])
 def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
-    """Rounding gives most of these constants a different mean, and a std that is not 0."""
-    # The last of four devices has no element.
+    """Rounding gives most of the tested constants a mean of another value, and a std that is not
+    0."""
+    # The last of the four devices has no element.
     x, mask = (np.tile(CONSTANTS[:, None], 8), np.arange(8) < 6)
     pooled = functools.partial(masked.moments, axis_name="data")
     for mean, std in (
@@ -135,14 +136,15 @@ def test_moments_over_devices_can_be_differentiated():
 
 def test_moments_of_integers_and_of_half_precision():
     assert [float(m) for m in masked.moments(jnp.array([0, 1]))] == [0.5, 0.5]
-    # 512 − 1 is 512 in bfloat16.
+    # 512 − 1 is 512 in bfloat16
     mean, std = masked.moments(jnp.array([1.0, 512.0], jnp.bfloat16))
     assert mean.dtype == std.dtype == jnp.float32
     assert (float(mean), float(std)) == (256.5, 255.5)
 
 
 def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_dtype():
-    """There is one all-reduce for all float32, one for all int32, one for each large array."""
+    """The program has one all-reduce for all float32, one for all int32, and one for each large
+    array."""
     tree = {
         "matrix": jnp.arange(6.0).reshape(3, 2),
         "count": jnp.int32(7),
@@ -179,8 +181,8 @@ def test_over_devices_pools_before_dividing():
     sharded = jax.shard_map(
         statistics, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False
     )
-    # Elements are 0, 4, 5, 6, 7: mean 4.4, variance 25.2 − 19.36; the mean of device means is 11 /
-    # 4.
+    # The elements 0, 4, 5, 6, 7 have mean 4.4 and variance 25.2 − 19.36; the mean of device means
+    # is 11 / 4.
     np.testing.assert_allclose(
         jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5
     )
@@ -220,7 +222,7 @@ def test_sums_to_go_hold_what_decides_whether_two_are_equal():
         ([2.0, 2.0, 9.0], [True, True, False], False),
         ([-9.0, 2.0, 2.0], [False, True, True], False),
         ([2.0, 2.0, 9.0], [True, True, True], True),
-        # The results differ by no more than sums of their own size may err.
+        # The results differ by no more than the error bound of sums of their size.
         ([1e-3, 1e-3 + 1e-7, 0.0], [True, True, False], True),
         ([1e-3, 1e-3 + 1e-10, 0.0], [True, True, False], False),
     ],

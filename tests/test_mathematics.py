@@ -1,4 +1,4 @@
-r"""The reward `math`: answers in `\boxed{}` or after `####`, equal as mathematics."""
+r"""Tests the reward `math`: answers in `\boxed{}` or after `####`, equal as mathematics."""
 
 import importlib.util
 import json
@@ -30,7 +30,8 @@ CASES = [
     ("1", r"\boxed{99999999!}", 0.0),
     ("1", r"\boxed{__import__('os').system('true')}", 0.0),
     ("1", r"\boxed{" + "1" * 300 + "}", 0.0),
-    ("2", r"\boxed{9^{9\cdot 10^{9}}}", 0.0),  # takes for ever, although its text does not show it
+    # An expression whose evaluation would not end, although its text does not show it.
+    ("2", r"\boxed{9^{9\cdot 10^{9}}}", 0.0),
     ("2", r"\boxed{4-2}", 1.0),
     ("1100", r"\boxed{(1,100)}", 0.0),
     ("2300", r"\boxed{[2,300]}", 0.0),

@@ -1,4 +1,4 @@
-"""Policies with memory: replay equals acting, and memory is necessary to solve a maze."""
+"""Tests policies with memory: replay equals acting, and memory is necessary to solve a maze."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ SIZES = {"gru": {}, "transformer": {"memory_window": 3, "memory_layers": 2, "mem
 
 
 class RandomEnds(Probe):
-    """Environment whose episodes end by themselves with probability ¼, and which shows noise."""
+    """Environment whose episodes end by themselves with probability ¼, and which observes noise."""
 
     def observation(self, state):
         return jnp.stack([state.cue, jnp.sin(7.0 * state.time + state.cue)])
@@ -59,7 +59,7 @@ def made(env, network=GRU, **sizes):
 def two_batches():
     problem = made(RandomEnds(), normalize_observations=True)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
-    # Weights are large, so that the effect of memory is visible.
+    # weights are large, so that the effect of memory is visible
     params = jax.tree.map(lambda x: 2.0 * x, params)
     collect = jax.jit(problem.collect)
     batches = []
@@ -130,7 +130,8 @@ class Cell(NamedTuple):
     remember: tuple
 
 
-# Episodes of two rows: memories come from steps before the segment, and are reset within it.
+# Episodes of two rows: memories come from steps before the segment, and are reset within the
+# segment.
 BEFORE, STEPS = 3, 6
 BEGINS = np.zeros((2, BEFORE + STEPS), bool)
 BEGINS[0, BEFORE + 3] = BEGINS[1, BEFORE + 1] = True
@@ -139,7 +140,7 @@ TABLE = [
     pytest.param(
         *(memory, of, kind),
         id=f"{memory}-{of}-{kind}",
-        # Every pair of two columns' entries occurs in a fast test.
+        # Every pair of entries from two columns occurs in a fast test.
         marks=[] if (i + j) % 2 == (memory == "gru") else pytest.mark.slow,
     )
     for memory in SIZES
@@ -149,7 +150,7 @@ TABLE = [
 
 
 def seen(kind):
-    """Returns the observation space of an environment of this kind, with three actions."""
+    """Returns the observation space of an environment of one kind, with three actions."""
     two, three = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, 3))
     legal = jax.ShapeDtypeStruct((3,), bool)
     return {
@@ -161,7 +162,7 @@ def seen(kind):
 
 
 def legal_at(times):
-    """Returns which of three actions are legal, `[T, 3]`: one is illegal in each step."""
+    """Returns which of three actions are legal, `[T, 3]`: one action is illegal in each step."""
     return np.arange(3) != times[:, None] % 3
 
 
@@ -198,7 +199,7 @@ def cell(memory, recurrent_networks, kind):
             row, after = jax.tree.map(lambda x: x[:, None], (observation, final))
             steps = actor.StepRows(row, jnp.zeros((2, 1), bool), *memories)
             of_critic, value, _ = nets.values(params, steps, after)
-            # The observation after a step is a separate step from the memory afterwards.
+            # The observation after a step and the memory after the step are computed separately.
             follows = steps._replace(observation=after, critic_memory=of_critic)
             _, next_value, _ = nets.values(params, follows, after)
             values = [value, next_value]
@@ -221,7 +222,8 @@ def cell(memory, recurrent_networks, kind):
             return (distribution.log_probs()[..., 0] * 0.5 + value)[:, -1].sum()
 
         def products():
-            """Returns Fisher products with a vector: the library's and the enumerated one."""
+            """Returns Fisher products with a vector: the library's product and the enumerated
+            product."""
             old = distribution(flat)
             product = trust_region.fisher_vector_product(
                 lambda x: old.kl(distribution(x)).mean(), flat, vector
@@ -261,7 +263,8 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
     # Illegal actions have probability 0.
     if kind == "masks":
         assert not np.exp(of.replayed[:, ~legal_at(np.arange(BEFORE, BEFORE + STEPS))]).any()
-    # No gradient crosses the end of an episode; within an episode it does, where there is memory.
+    # No gradient crosses the end of an episode; within an episode of a policy with memory a
+    # gradient does.
     remembered = False
     for leaf in jax.tree.leaves(of.gradient):
         if leaf.dtype == np.float32:
@@ -277,7 +280,7 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
 
 
 def looped(params, memory, features, begins):
-    """Runs `nn.GRUCell` step by step, as JAX differentiates it."""
+    """Runs `nn.GRUCell` step by step; JAX differentiates the loop."""
     cell, memories = nn.GRUCell(memory.shape[-1]), []
     for x, begin in zip(features, begins, strict=True):
         memory, _ = cell.apply({"params": params}, jnp.where(begin[:, None], 0.0, memory), x)
@@ -287,7 +290,7 @@ def looped(params, memory, features, begins):
 
 @functools.cache
 def drawn():
-    """Returns parameters, memory and features; where episodes begin; a direction."""
+    """Returns parameters, memory and features; the steps at which episodes begin; a direction."""
     keys = jax.random.split(jax.random.key(0), 5)
     features = jax.random.normal(keys[0], (5, 3, 2))
     begins = jax.random.bernoulli(keys[1], 0.3, (5, 3))
@@ -341,7 +344,8 @@ class Remembering(nn.Module):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_memories_equal_their_papers(name):
-    """In float64, step by step and in segments; every parameter is drawn, biases too."""
+    """The test is in float64, step by step and in segments; every parameter is drawn, including
+    biases."""
     rng, steps, rows = np.random.default_rng(0), 14, 3
     features, final = rng.normal(size=(2, steps, rows, 2))
     begins = rng.random((steps, rows)) < [0.0, 0.3, 0.5]
@@ -413,7 +417,7 @@ def test_minibatches_are_whole_sequences():
 def solved(module, memory, name):
     """Returns the greedy return of the worst seed; the first observation decides all later rewards.
 
-    Four seeds of PPO with a transformer continue to train after they have solved it, with
+    Four seeds of PPO with a transformer continue to train after they have solved the maze, with
     `early_stop` and smaller steps.
     """
     env = Everything() if name == "masked" else gymnax.make("MemoryChain-bsuite")[0]
@@ -444,15 +448,15 @@ def solved(module, memory, name):
 @pytest.mark.parametrize("memory", ["none", *SIZES])
 @pytest.mark.parametrize("module", [ppo, trpo])
 def test_memory_solves_what_is_chance_without(module, memory, name):
-    # The optimum is 10, and 1. Without memory: 2 where the cue is seen and 1 in each of four steps,
-    # and 0.
+    # The optima of the two environments are 10 and 1. Without memory the returns are 2 where the
+    # cue is visible and 1 in each of four steps, and 0.
     low, high = {"masked": (6.7, 8.0), "chain": (0.4, 0.95)}[name]
     found = solved(module, memory, name)
     assert found < low if memory == "none" else found > high
 
 
 def test_a_host_environment_replays_what_acted():
-    """Compares three iterations with one sequence of all their steps.
+    """The test compares three iterations with one sequence of all their steps.
 
     The last iteration begins at the start of an episode.
     """
@@ -524,7 +528,7 @@ def test_what_cannot_remember_is_named():
             network=control.NetworkSettings(memory="gru", recurrent_networks="policy"),
             policy=remembering,
         )
-    # only the critic's memory is built by flag
+    # flags can build only the critic's memory
     of_role(network=control.NetworkSettings(memory="gru"), policy=remembering)
     narrow = {"memory": "transformer", "recurrent_networks": "policy", "critic_width": 6}
     control.NetworkSettings(**narrow).validate()

@@ -11,9 +11,9 @@ from jaxrl_po.run.store import metrics, statistics
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
-    # n = 8: two are dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
+    # n = 8: two numbers are dropped at each end, (3 + 4 + 5 + 60) / 4 = 18
     assert statistics.interquartile_mean([-900.0, 1.0, 3.0, 4.0, 5.0, 60.0, 70.0, 900.0]) == 18.0
-    # n = 3: ⌊3/4⌋ = 0 are dropped
+    # n = 3: ⌊3/4⌋ = 0 numbers are dropped
     assert statistics.interquartile_mean([1.0, 2.0, 6.0]) == 3.0
 
 
@@ -21,7 +21,7 @@ def test_nan_is_left_out_of_aggregates():
     columns = [[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]]
     np.testing.assert_array_equal(statistics.nan_mean(columns), [2.0, np.nan])
     np.testing.assert_array_equal(statistics.interquartile_mean(columns), [2.0, np.nan])
-    # four of five numbers are finite: one is dropped at each end, (2 + 4) / 2
+    # four of five numbers are finite: one number is dropped at each end, (2 + 4) / 2
     assert statistics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
 
 
@@ -57,14 +57,15 @@ def test_a_later_line_is_not_that_of_the_initial_policy():
 
 def test_pool_adds_before_it_divides():
     # seed 0: (1·2 + 3·6) / (2 + 6) = 20 / 8, not the mean of the means (1 + 3) / 2;
-    # seed 1: no sample at all
+    # seed 1: the seed has no sample
     total = np.array([[2.0, 0.0], [18.0, 0.0]], np.float32)
     count = np.array([[2.0, 0.0], [6.0, 0.0]], np.float32)
     np.testing.assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
-    """A hundred tosses of a coin have 40 to 60 heads with 96 %, and 42 to 58 with 91 %."""
+    """A hundred tosses of a coin give 40 to 60 heads with 96 % probability, and 42 to 58 with 91
+    %."""
     coin = np.repeat([0.0, 1.0], 50)
     interval = statistics.bootstrap_interval(coin, statistic=statistics.nan_mean)
     np.testing.assert_allclose(interval, [0.4, 0.6], atol=0.011)
@@ -75,7 +76,7 @@ def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     low, high = statistics.bootstrap_interval(curve)
     again = statistics.bootstrap_interval(curve)
     np.testing.assert_array_equal((low, high), again)
-    # every point draws the same seeds: twice the values have twice the bounds, mirrored values have
+    # every point resamples the same seeds: doubled values have doubled bounds, mirrored values have
     # mirrored bounds
     np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
     np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
@@ -172,7 +173,8 @@ def test_improvement_interval_narrows_with_the_seeds():
 
 
 def test_improvement_intervals_cover_the_truth():
-    """Of 400 pairs of eight normal scores, 95 % ± 4.4 % have P(X > Y) = .76 inside."""
+    """Among 400 pairs of eight normal scores, 95 % ± 4.4 % of the intervals contain P(X > Y) =
+    .76."""
     generator, truth = np.random.default_rng(0), 0.5 * (1.0 + math.erf(0.5))
     pairs = generator.normal(size=(400, 2, 8)) + np.array([[1.0], [0.0]])
     bounds = np.array([statistics.improvement_interval(*pair) for pair in pairs])

@@ -1,4 +1,5 @@
-"""Microbatches chosen by the compiler's count of memory; tests replace the memory of the device."""
+"""Tests microbatches chosen by the compiler's count of memory; tests replace the memory of the
+device."""
 
 import contextlib
 import io
@@ -29,7 +30,7 @@ NUMBERS = (1, 2, 3, 4, 6, 12)
 
 
 def choose(space, peak_of, fixed=400, floor=0, rows=12):
-    """Returns the chosen number and the compiled numbers of a job with these peaks."""
+    """Returns the chosen number and the compiled numbers of a job with a list of peaks."""
     compiled = []
 
     def in_microbatches(_, number):
@@ -72,9 +73,10 @@ def test_sampling_must_fit_but_asks_for_no_microbatches():
     [
         (1070, line, (400, 0), [1, 3, 6]),
         (1500, lambda n: 2000 - n, (400, 0), [1, 2, 3]),
-        (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),  # not three more
+        # Three further numbers are not compiled.
+        (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),
         (1500, line, (1501, 0), [1]),
-        (1500, line, (400, 1501), [1]),  # of sampling
+        (1500, line, (400, 1501), [1]),  # the peak of sampling
     ],
 )
 def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
@@ -123,7 +125,8 @@ def test_evaluation_that_does_not_fit_is_an_error():
 def test_available_memory_is_limit_minus_resident(monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
     monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
-    assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]  # of one CPU
+    # Memory of one CPU.
+    assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]
     monkeypatch.setattr(memory, "limit_bytes", lambda: None)
     assert memory.available_bytes(1) is None
 
@@ -199,8 +202,10 @@ def job_of(out, *flags):
     ("flags", "numbers"),
     [
         (["grpo"], [1, 2, 3, 6, 12, 24]),
-        (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),  # shares no prompts
-        (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),  # as rows are shuffled
+        # A method that does not share prompts.
+        (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),
+        # A method that shuffles rows.
+        (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),
         (["grpo", "--devices=2", "--mesh=data:2"], [1, 3, 6, 12]),
         (["dapo", "--problem.num_prompts=8", "--config.train_prompts=6"], [1, 2, 3, 6, 12, 24]),
     ],
@@ -252,7 +257,7 @@ def run_in(space, out, *more):
 
 @pytest.fixture(scope="module")
 def plenty(tmp_path_factory):
-    """The peak of a run in plenty of memory, and its lines."""
+    """Returns the peak of a run in plenty of memory, and the run's lines."""
     out = tmp_path_factory.mktemp("plenty") / "run"
     with costs.uncounted(), contextlib.redirect_stdout(io.StringIO()) as lines:
         number, peak = run_in(10**12, out)
@@ -261,7 +266,7 @@ def plenty(tmp_path_factory):
 
 
 def test_supervised_training_prints_both_losses_and_its_memory(plenty):
-    _, said = plenty  # the cross entropies of training and held-out prompts
+    _, said = plenty  # cross entropies of training and held-out prompts
     assert re.search(r": loss \S+  held out loss \S+  64/64 ", said)
     assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
 
@@ -273,7 +278,7 @@ def test_run_that_just_fits_has_one_microbatch(plenty, tmp_path):
 
 @pytest.fixture(scope="module")
 def little(plenty, tmp_path_factory):
-    """The folder of a run in one byte less, its number, its peak and its lines."""
+    """Returns the folder of a run in one byte less memory, its number, its peak and its lines."""
     out = tmp_path_factory.mktemp("little") / "run"
     with costs.uncounted(), contextlib.redirect_stdout(io.StringIO()) as lines:
         number, smaller = run_in(plenty[0] - 1, out)

@@ -1,4 +1,5 @@
-"""Assigning rows to minibatches, and computing minibatches in microbatches."""
+"""Tests the assignment of rows to minibatches, and the computation of minibatches in
+microbatches."""
 
 import chex
 import jax
@@ -26,7 +27,7 @@ def test_shuffles_differ_between_keys_and_are_uniform():
     )
     minibatch_of_row_3 = np.asarray((orders == 3).any(-1).argmax(-1))
     counts = np.bincount(minibatch_of_row_3, minlength=4)
-    # Binomial(4000, 1/4): standard deviation 27; five of them.
+    # Binomial(4000, 1/4) has a standard deviation of 27; the bound is five of them.
     assert np.abs(counts - 1000).max() < 137
 
 
@@ -36,7 +37,7 @@ def test_permutation_is_uniform():
     )
     _, counts = np.unique(np.asarray(perms), axis=0, return_counts=True)
     assert len(counts) == 120
-    # Chi-square with 119 degrees of freedom: mean 119, standard deviation 15.4.
+    # Chi-square with 119 degrees of freedom has mean 119 and standard deviation 15.4.
     assert ((counts - 50.0) ** 2 / 50.0).sum() < 119 + 5 * 15.4
 
 
@@ -63,9 +64,9 @@ def test_a_core_computes_at_least_256_slots_at_a_time():
         ("ppo", "CartPole", {(64, 1)}),
         ("ppo-penalty", "CartPole", {(64, 1)}),
         ("a2c", "everything", {(8, 8)}),
-        # the policy, and the critic in two minibatches
+        # updates of the policy, and of the critic in two minibatches
         ("reinforce", "addition", {(32, 4), (16, 4)}),
-        ("trpo", "CartPole", {(64, 1)}),  # only the critic
+        ("trpo", "CartPole", {(64, 1)}),  # updates of the critic alone
         ("grpo", "addition", {(16, 4)}),
     ],
 )

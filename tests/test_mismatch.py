@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner: its settings, metrics and corrections."""
+"""Tests a sampler that differs from the learner: its settings, metrics and corrections."""
 
 import functools
 import json
@@ -31,7 +31,8 @@ def problem(**changes):
 
 
 def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
-    """Computes the odds of two tokens: log π / (1 − π) moves by two draws, a std of √2 σ."""
+    """The odds of two tokens reveal the noise: log π / (1 − π) moves by two draws, a std of √2
+    σ."""
     rows, decoding = 4000, sampling.Decoding(1, 2.0)
     keys, logits = jax.random.split(jax.random.key(0), rows), jnp.zeros((rows, 2))
 
@@ -43,14 +44,15 @@ def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
     odds = (2 * token - 1) * (log_prob - np.log1p(-np.exp(log_prob)))
     assert float(odds.std()) == pytest.approx(np.sqrt(2.0) * 0.5 / 2.0, rel=0.05)
     assert abs(float(odds.mean())) < 0.03
-    assert float(np.exp(log_prob).mean()) > 0.5  # the sampler drew from it
+    # The sampler drew its actions from the noisy policy.
+    assert float(np.exp(log_prob).mean()) > 0.5
     _, other, _ = draw(4)
     assert abs(np.corrcoef(log_prob, other)[0, 1]) < 0.1
 
 
 @functools.cache
 def begun():
-    """A state of every sampler's learner."""
+    """Returns a state of the learner of every sampler."""
     return jax.jit(grpo.make(as_arrays(grpo.Config(use_reference=False)), problem()).init)(
         jax.random.key(0)
     )
@@ -67,7 +69,7 @@ def test_distance_grows_with_noise_from_zero():
     for name in ("sampler_kl", "learner_kl", "sampler_max_ratio"):
         small, large = (float(metrics[name].value()) for metrics in found)
         assert 0 < small < large
-    # KL is of second order in the noise.
+    # the KL is of second order in the noise
     for name in ("sampler_kl", "learner_kl"):
         small, large = (float(metrics[name].value()) for metrics in found)
         assert 4 < large / small < 20
@@ -88,7 +90,8 @@ def test_dialogues_have_the_same_knobs():
 
 
 def test_both_kls_are_estimated_from_the_samplers_actions():
-    """The exact values of two categorical policies, whose actions the first has drawn."""
+    """The estimates approach the exact values of two categorical policies, where the first policy
+    has drawn the actions."""
     table = tabular_problem(num_prompts=8192, num_steps=8)
 
     @jax.jit
@@ -108,7 +111,8 @@ def test_both_kls_are_estimated_from_the_samplers_actions():
 
 
 def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
-    """The exact value of two categorical policies, on actions that a third has drawn."""
+    """The estimate approaches the exact value of two categorical policies, on actions of a third
+    policy."""
     table = tabular_problem(num_prompts=8192, num_steps=8)
 
     @jax.jit
@@ -169,7 +173,8 @@ def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
 
 
 def test_a_correction_gives_the_gradient_without_mismatch():
-    """One token a response, so that the weights are unbiased: E_μ[ρ A ∇ log π] = E_π[A ∇ log π]."""
+    """Each response has one token, so that the weights are unbiased: E_μ[ρ A ∇ log π] = E_π[A ∇ log
+    π]."""
     table = imprecise(tabular_problem(num_prompts=8192, group_size=2, num_steps=1), size=0.0)
     other = jax.jit(table.init)(jax.random.key(1))[0]
 

@@ -1,4 +1,5 @@
-"""Runs whose folder, code or data was moved: they load and resume with the same content only."""
+"""Tests runs whose folder, code or data was moved: they load and resume with the same content
+only."""
 
 import json
 import shutil
@@ -123,7 +124,8 @@ def test_new_path_needs_the_same_content(project, tmp_path, script, flag, messag
 
 @pytest.fixture
 def places(tmp_path):
-    """Returns old and new folder of a project, each with a reward, and the new reward's digest."""
+    """Returns old and new folder of a project, each with a reward, and the digest of the new
+    reward."""
     for name, text in (("old", "1 / 0\n"), ("new", REWARD)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.py").write_text(text)
@@ -144,7 +146,7 @@ def test_code_is_found_by_its_digest(places, out):
 
 def test_data_of_a_moved_run_lie_beside_it(places):
     old, new, _ = places
-    for name in ("own.py", "gone"):  # the next move starts from here
+    for name in ("own.py", "gone"):  # the next move starts from the new folder
         stored = {"init_from": f"{old}/{name}"}
         found = sources.located(stored, {}, f"{old}/runs/a", new / "runs" / "a")
         assert found == {"init_from": f"{new}/{name}"}

@@ -1,6 +1,6 @@
-"""The tests of each numerical module kill nine of ten of a fixed sample of its mutants.
+"""Tests that the tests of each numerical module kill nine of ten mutants in a fixed sample.
 
-`tests/mutants.py` runs all of them, `tests/gate.py` the named wrong programs.
+The script `tests/mutants.py` runs all mutants, `tests/gate.py` the named wrong programs.
 """
 
 import subprocess

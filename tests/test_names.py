@@ -1,4 +1,4 @@
-"""Names of the package that notebooks, pages, examples and experiments use exist."""
+"""Tests that names of the package in notebooks, pages, examples and experiments exist."""
 
 import ast
 import json
@@ -57,7 +57,8 @@ def test_code_of_a_notebook_leaves_out_commands(tmp_path):
     assert ast.unparse(ast.parse(code_of(path))) == "x = 1 % 2"
 
 
-# `learner.step` belongs to a learner. The other modules hold records.
+# a name such as `learner.step` belongs to an object, not to the module The modules that are not
+# listed hold records.
 MODULES = sorted({*jaxrl_po.__all__, "distributions", "masked"} - {"learner"})
 KNOWN = f"from jaxrl_po import {', '.join(MODULES)}\n"
 KNOWN += "from jaxrl_po.types import Batch, Learner, Problem, Samples, TrainState\n"

@@ -1,4 +1,4 @@
-"""Narrower decode loops give every row the result of one loop over all rows."""
+"""Tests that narrower decode loops give every row the result of one loop over all rows."""
 
 import collections
 
@@ -26,7 +26,7 @@ PROMPTS = 16  # prompts come in groups of four
 class Countdown:
     """Model that says k − 1 after k, with certainty, and EOS = 1 after 2.
 
-    Counts steps by their width.
+    The model counts steps by the number of their rows.
     """
 
     def __init__(self):
@@ -49,7 +49,8 @@ def test_widths():
 
 
 def test_steps_are_as_wide_as_what_is_alive_asks_for():
-    """Decoding is greedy; lengths from 1 to beyond the budget: all counts are known by hand."""
+    """Decoding is greedy; lengths range from 1 to beyond the budget: all counts are known by
+    hand."""
     model = Countdown()
 
     @jax.jit
@@ -69,10 +70,10 @@ def test_steps_are_as_wide_as_what_is_alive_asks_for():
     one, last, many, mixed = (short.copy() for _ in range(4))
     one[40], last[63], many[::4] = 11, 49, 8
     mixed[:] = np.random.default_rng(0).permutation(2 + np.arange(ROWS) % 45)
-    # No step follows token 0. A row ends with token `said − 2`.
+    # The model takes no step after token 0. A row ends with token `said − 2`.
     for said, wanted in (
-        (np.full(ROWS, 2), {}),  # all rows end at once, with the first token
-        (short, {64: 3}),  # all rows end at once
+        (np.full(ROWS, 2), {}),  # all rows end together, with the first token
+        (short, {64: 3}),  # all rows end together
         (np.full(ROWS, 49), {64: 31}),  # none
         (one, {64: 3, 16: 6}),
         (last, {64: 3, 16: 28}),
@@ -82,7 +83,7 @@ def test_steps_are_as_wide_as_what_is_alive_asks_for():
         model.steps.clear()
         completions = jax.device_get(run(jnp.asarray(said)))
         jax.effects_barrier()
-        model.steps.subtract({ROWS: 1})  # the steps of the prompts
+        model.steps.subtract({ROWS: 1})  # steps that process the prompts
         assert wanted is None or +model.steps == wanted
         length = np.minimum(said - 1, BUDGET)
         np.testing.assert_array_equal(completions.length, length)
@@ -104,7 +105,8 @@ def sample(params, prompt, pad, keys):
 
 
 def ragged():
-    """Builds a dialogue that answers by message and chance; an `e`, or five messages, end it."""
+    """Builds a dialogue that answers by message and chance; an `e`, or five messages, end the
+    dialogue."""
 
     def reset(key, held_out):
         said = jax.random.randint(key, (2,), 2, 7, jnp.int32)
@@ -134,7 +136,7 @@ def talk(params, prompt, pad, keys):
 
 
 def arguments(seed):
-    """Returns parameters under which some seeds end soon and others late, and prompts."""
+    """Returns parameters under which some seeds end early and others late, and prompts."""
     generator = np.random.default_rng(seed)
     params = jax.tree.map(
         lambda x: jnp.asarray((x.ndim == 1) + 0.4 * generator.normal(size=x.shape)),
@@ -146,7 +148,7 @@ def arguments(seed):
 
 
 def with_widths(monkeypatch, widths, function):
-    """Returns a new, untraced copy of the function, whose decode loops have these widths."""
+    """Returns a new, untraced copy of a function, whose decode loops have specified widths."""
 
     def made(*given):
         with monkeypatch.context() as patch:
@@ -167,7 +169,8 @@ def same(ours, plain):
 
 @pytest.mark.parametrize("function", [sample, talk])
 def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
-    """The function runs under `vmap` over seeds, where some end earlier, and under `shard_map`."""
+    """The function runs under `vmap` over seeds, of which some end earlier, and under
+    `shard_map`."""
     narrow = with_widths(monkeypatch, NARROW, function)
     with jax.enable_x64(True):
         seeds = [arguments(seed) for seed in range(3)]
@@ -182,7 +185,7 @@ def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
             return
         assert (
             len({int((each.length > 6).sum()) > 16 for each in plain}) == 2
-        )  # the fullest seed decides the width
+        )  # the seed with the most rows decides the width
         sharded = jax.shard_map(
             lambda *given: jax.tree.map(
                 lambda x: x[None], narrow(*jax.tree.map(lambda x: x[0], given))
@@ -198,14 +201,15 @@ def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
 
 
 def conditions(function, *given):
-    """Counts the conditionals of a program; one with a mapped predicate is a select."""
-    # JAX traces the function anew
+    """Counts the conditionals of a program; a conditional with a mapped predicate becomes a
+    select."""
+    # JAX traces the copied function again
     jaxpr = jax.make_jaxpr(lambda *given: function(*given))(*given).jaxpr
     return sum(equation.primitive.name == "cond" for equation in equations(jaxpr))
 
 
 def test_seeds_step_down_together():
-    """Both branches would run in every step, followed by a select, with one predicate per seed."""
+    """With one predicate per seed, both branches would run in every step, followed by a select."""
     with jax.enable_x64(True):
         given = arguments(0)
         stacked = jax.tree.map(lambda x: jnp.stack([x, x]), given)
@@ -213,7 +217,7 @@ def test_seeds_step_down_together():
 
 
 def test_rows_that_the_compiler_places_on_devices_stay_there(monkeypatch):
-    """Moved rows would be gathered on all devices."""
+    """If rows moved between devices, they would be gathered on all devices."""
     with jax.enable_x64(True):
         base, *given = arguments(0)
         for model, narrower in ((MODEL, 1), (MODEL.clone(constrain=lambda x: x), 0)):

@@ -1,4 +1,4 @@
-"""Orthogonal initialisation without LAPACK, and the outputs of the heads."""
+"""Tests orthogonal initialisation without LAPACK, and the outputs of the heads."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ def test_dtype_is_the_one_asked_for():
 
 
 def test_it_is_traced_once_for_all_modules_that_apply_it(monkeypatch):
-    """Flax asks for the shape of each parameter whenever it applies a module."""
+    """Flax requests the shape of each parameter whenever it applies a module."""
     drawn, normal = [], jax.random.normal
 
     def counted(key, shape, dtype):
@@ -52,11 +52,12 @@ def test_it_draws_the_same_compiled_or_not():
     chex.assert_trees_all_equal(init(key, (9, 5)), jax.jit(lambda key: init(key, (9, 5)))(key))
 
 
-# A hang inside XLA never returns to the interpreter, which would handle a signal: only a thread
-# can end it.
+# A hang inside XLA never returns to the interpreter, which would handle a signal: only a thread can
+# end the hang.
 @pytest.mark.timeout(120, method="thread")
 def test_six_matrices_under_32_vmapped_seeds():
-    """Several QR factorisations in one vmapped program hang on the CPU; ours must return.
+    """Several QR factorisations in one vmapped program hang on the CPU; the library's
+    initialisation must return.
 
     Each matrix equals the matrix computed alone.
     """
@@ -82,7 +83,8 @@ def many(count, n, seed):
 
 
 def test_ill_conditioned_draws_converge_too():
-    """Small Gaussians are often nearly singular: a few iterations leave some unfinished."""
+    """Small Gaussian matrices are often nearly singular: a few iterations leave some matrices
+    unfinished."""
     w = many(4096, 2, seed=1)
     assert np.abs(np.einsum("nij,nil->njl", w, w) - np.eye(2)).max() < 1e-4
 
@@ -90,12 +92,13 @@ def test_ill_conditioned_draws_converge_too():
 def test_haar_moments():
     """Under Haar measure on O(n): E w = 0, E w² = 1/n, E w⁴ = 3/(n(n+2)), E tr² = 1, det is ±1.
 
-    The QR of a Gaussian without its sign correction fails the first: the diagonal has one sign.
+    The QR of a Gaussian without its sign correction fails the first moment: the diagonal has one
+      sign.
     """
     n, count = 4, 8192
     w = many(count, n, seed=2)
-    # Five standard errors of each mean: sd(w) = 1/2, sd(w²) = √(1/8 − 1/16) = 1/4; tr² has variance
-    # 2 at n = 4 (E tr⁴ = 3).
+    # The bounds are five standard errors of each mean: sd(w) = 1/2, sd(w²) = √(1/8 − 1/16) = 1/4;
+    # tr² has variance 2 at n = 4 (E tr⁴ = 3).
     error = 5 / math.sqrt(count)
     np.testing.assert_allclose(w.mean(0), np.zeros((n, n)), atol=error / 2)
     np.testing.assert_allclose(np.square(w).mean(0), np.full((n, n), 1 / n), atol=error / 4)
@@ -106,15 +109,15 @@ def test_haar_moments():
 
 
 def test_haar_is_invariant_under_a_rotation():
-    """R w has the distribution of w; an entry of O(3) is uniform on [−1, 1].
+    """The matrix R w has the distribution of w; an entry of O(3) is uniform on [−1, 1].
 
-    The area of a sphere is uniform in its height.
+    The last property holds because the area of a sphere is uniform in its height.
     """
     w = many(8192, 3, seed=3)
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     quantiles = np.linspace(0.05, 0.95, 10)
     for entry in (w[:, 0, 0], w[:, 2, 1], np.einsum("j,nj->n", rotation[0], w[:, :, 0])):
-        # A quantile's standard error is at most 2 · √(¼ / 8192) = .011.
+        # The standard error of a quantile is at most 2 · √(¼ / 8192) = .011.
         np.testing.assert_allclose(np.quantile(entry, quantiles), 2 * quantiles - 1, atol=0.05)
 
 
@@ -123,7 +126,8 @@ def policy(head, hidden=(8, 8)):
 
 
 def test_layers_have_the_scales_of_ppo():
-    """√2 in the hidden layers, .01 at the policy's head, 1 at the critic's, biases 0."""
+    """The scales are √2 in the hidden layers, .01 at the policy's head, 1 at the critic's, biases
+    0."""
     modules = (
         (policy(networks.CategoricalHead(3)), "head", 0.01),
         (policy(networks.GaussianHead(3)), "head", 0.01),

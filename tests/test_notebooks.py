@@ -8,8 +8,9 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-REAL = "07_a_real_model"  # a notebook whose published model is tiny here
-# Maps iterations and data that no line of a notebook depends on to shorter replacements.
+REAL = "07_a_real_model"  # a notebook whose published model is replaced by a tiny model
+# Map from text of a notebook, on which no later line depends, to shorter replacements of iterations
+# and data.
 SHORTER = {
     "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
     "03_groups": {
@@ -46,7 +47,7 @@ def test_there_are_notebooks():
     ids=lambda part: ("shorter", "whole")[part] if isinstance(part, bool) else part.stem,
 )
 def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch, tmp_path):
-    """Runs every cell within 240 s, in its own kernel at the root of the repository."""
+    """Every cell runs within 240 s, in a kernel at the root of the repository."""
     if path.stem == REAL:
         import ggufs
 

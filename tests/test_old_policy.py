@@ -1,4 +1,5 @@
-"""Whose log-probabilities are the old policy's, where sampler and learner compute in bfloat16."""
+"""Tests whose log-probabilities are the old policy's, where sampler and learner compute in
+bfloat16."""
 
 import dataclasses
 import functools
@@ -21,7 +22,7 @@ SIZES = language.ModelSettings(
     width=16, layers=1, heads=2, kv_heads=1, mlp_width=16, dtype="bfloat16"
 )
 POLICY = SIZES.build(TASK.tokenizer.size)
-# Nothing moves, so that every ratio equals the first step's.
+# The parameters do not move, so that every ratio equals the first step's ratio.
 STILL = 1e-30
 
 
@@ -33,7 +34,7 @@ def make(**options):
 
 
 def rounded(problem):
-    """A sampler with bfloat16's error per token, whatever this machine makes of bfloat16."""
+    """Returns a sampler with bfloat16's error per token, however this machine computes bfloat16."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -47,14 +48,14 @@ def rounded(problem):
 
 
 def tabular():
-    """A small problem whose sampler is as far from the learner."""
+    """Returns a small problem whose sampler is as far from the learner as with bfloat16."""
     problem = rounded(tabular_problem(num_prompts=8, group_size=4))
     return problem._replace(log_prob_matches_sampler=False)
 
 
 @functools.cache
 def first():
-    """A state, a batch, the same batch scored again, and the compiled update."""
+    """Returns a state, a batch, the same batch scored again, and the compiled update."""
     problem = make()
     learner = gspo.make(as_arrays(gspo.Config(learning_rate=STILL)), problem)
 
@@ -68,7 +69,8 @@ def first():
 
 
 def test_learner_pass_replaces_cached_pass():
-    """A clip of 3e-4 is narrower than bfloat16's rounding: most sequences would start outside."""
+    """A clip of 3e-4 is narrower than bfloat16's rounding: most sequences would start outside the
+    clip."""
     state, batch, _, update = first()
     _, metrics = update(state, batch)
     assert (
@@ -81,14 +83,14 @@ def test_learner_pass_replaces_cached_pass():
     assert 1.005 < float(metrics["sampler_max_ratio"].value()) < 1.02
     _, theirs = update(state, batch._replace(log_prob=batch.columns["sampler_log_prob"]))
     outside = float(theirs["clip_fraction_low"].value() + theirs["clip_fraction_high"].value())
-    assert outside > 0.1  # the case shows something
+    assert outside > 0.1  # otherwise the case would not test the property
     trusting = gspo.make(gspo.Config(), make(old_log_prob="sampler"))
     _, batch = jax.eval_shape(lambda key: trusting.sample(trusting.init(key)), jax.random.key(0))
     assert "sampler_kl" not in batch.metrics
 
 
 def test_the_batch_already_holds_the_learners_own():
-    """A reader before the update, such as a KL penalty, then needs no second pass."""
+    """A reader before the update, such as a KL penalty, then does not need a second pass."""
     _, batch, again, _ = first()
     np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
     assert np.abs(batch.log_prob - batch.columns["sampler_log_prob"]).max() > 5e-3
@@ -109,7 +111,7 @@ def test_auto_recomputes_only_in_low_precision():
 
 @pytest.mark.parametrize("num_parts", [1, 4])
 def test_what_is_recomputed_and_what_is_logged(num_parts):
-    """In float32, with a sampler that is off by a known amount."""
+    """The test computes in float32, with a sampler that is off by a known amount."""
     problem = tabular_problem(num_prompts=8, group_size=4)
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     _, batch = jax.jit(problem.collect)(params, collector, jax.random.key(1))
@@ -128,7 +130,7 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
     np.testing.assert_allclose(
         np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5
     )
-    # The parameters that drew these are gone.
+    # The parameters that sampled the older rows are gone.
     np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])
     np.testing.assert_array_equal(
         again.columns["sampler_log_prob"], batch.columns["sampler_log_prob"]
@@ -143,7 +145,7 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
 
 
 def graded(problem):
-    """Scores that differ, so that groups are informative before anything is learnt."""
+    """Returns scores that differ, so that groups are informative before any learning."""
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
@@ -180,7 +182,8 @@ def test_a_surplus_keeps_what_its_sampler_gave():
         state, metrics = update(state, batch)
         assert 0.0 < float(metrics["sampler_kl"].metric()) < 1e-2
         assert float(metrics["skipped"].value()) == 0.0
-    # Two batches of 8 groups leave 4 of 12; with these one batch is enough, and leaves none.
+    # Two batches of 8 groups leave a surplus of 4 of 12; with the surplus one batch is enough, and
+    # leaves no surplus.
     assert ages == [0, 16, 0]
 
 

@@ -1,4 +1,4 @@
-"""`Config.optimizer` and `Config.schedule`: their names, and the matrices that Muon takes."""
+"""Tests `Config.optimizer` and `Config.schedule`: their names, and the matrices that Muon takes."""
 
 import dataclasses
 import importlib
@@ -28,7 +28,7 @@ from jaxrl_po.run.experiment import control as script
 from jaxrl_po.run.experiment import settings
 from jaxrl_po.types import ActorCritic, Problem
 
-# The norm is 5 · 10³, clipped to 1/2.
+# the gradient's norm is 5 · 10³, clipped to 1/2
 GRADIENT = {"w": jnp.array([[3e3, 0.0], [0.0, 4e3]]), "b": jnp.zeros(2)}
 PARAMS = {"w": jnp.array([[1.0, 2.0], [3.0, -4.0]]), "b": jnp.ones(2)}
 METHODS = [
@@ -44,12 +44,12 @@ def name_of(module):
 
 
 def of_matrix(params):
-    """`Problem.hidden_matrices` of a policy with the parameters above."""
+    """Returns `Problem.hidden_matrices` of a policy with the parameters above."""
     return ActorCritic(jax.tree.map(lambda x: x.ndim == 2, params.policy))
 
 
 def chosen(module=ppo, given=None, **settings):
-    """The optimizer of a method."""
+    """Returns the optimizer that a method chooses."""
     config, problem = module.Config(**settings), Problem(*[None] * 4)
     config.validate()
     default = a2c.rmsprop if module is a2c else optimizers.adam
@@ -79,12 +79,12 @@ def test_names_are_those_of_the_papers():
     np.testing.assert_allclose(
         first_step(chosen(optimizer="adam", **rate))["w"], -0.25 * np.eye(2), rtol=1e-4
     )
-    # √(0.01 g²) of RMSProp: ten times the sign.
+    # RMSProp divides by √(0.01 g²): ten times the sign.
     np.testing.assert_allclose(
         first_step(chosen(optimizer="rmsprop", **rate))["w"], -2.5 * np.eye(2), rtol=1e-4
     )
     step = first_step(chosen(optimizer="muon", weight_decay=0.0, **rate))["w"]
-    # Newton-Schulz brings singular values near 1, of whatever size they were.
+    # Newton-Schulz brings singular values near 1, whatever their initial size.
     np.testing.assert_allclose(np.abs(np.linalg.eigvalsh(step)) / 0.25, 1.0, atol=0.35)
 
 
@@ -194,7 +194,8 @@ LAYER |= {f"Layer_0/Gate_{g}/Dense_{i}/kernel" for g in range(2) for i in range(
 
 
 def taken(problem):
-    """Role of a network to the paths of the matrices whose momentum Muon keeps."""
+    """Returns a map from a network's role to the paths of the matrices whose momentum Muon
+    stores."""
     config = ppo.Config(optimizer="muon")
     optimizer = optimizers.choose_optimizer(config, problem, None, optimizers.adam)
     params = jax.eval_shape(problem.init, jax.random.key(0))[0].without_frozen()
@@ -222,7 +223,7 @@ def taken(problem):
     ids=["mlp", "deep", "shared", "gru", "transformer"],
 )
 def test_muon_takes_hidden_matrices_of_control(network, policy, value):
-    """Neither the layer that reads the observation nor a head, nor a table of biases."""
+    """Muon takes neither the layer that reads the observation nor a head, nor a table of biases."""
     settings = control.NetworkSettings(**network)
     found = taken(control.make_problem(ENV, num_envs=2, num_steps=2, network=settings))
     assert found["policy"] == policy
@@ -297,7 +298,7 @@ def test_muon_takes_the_blocks_of_a_transformer(layers):
 
 
 class Own(nn.Module):
-    """A user's policy, critic or both."""
+    """A user's policy, critic or both in one module."""
 
     outputs: str
 
@@ -309,16 +310,16 @@ class Own(nn.Module):
 
 
 class OwnTorso(networks.Torso):
-    """A user's layers."""
+    """A user's hidden layers."""
 
 
 class OwnModel(language.Transformer):
-    """A user's transformer."""
+    """A user's transformer module."""
 
 
 @pytest.mark.parametrize("role", ["policy", "critic", "actor_critic", "torso", "model"])
 def test_muon_refuses_networks_of_a_user(role):
-    """Make with an optax transformation goes on, as the message says."""
+    """With an optax transformation `make` succeeds, as the message states."""
     if role == "model":
         task = language.tasks.addition(1)
         model = OwnModel(task.tokenizer.size, width=8, layers=1, heads=2)
@@ -353,7 +354,7 @@ def test_muon_orthogonalises_hidden_matrices_alone():
 
 
 def test_reinforce_schedule_leaves_the_critic_alone():
-    """Warm-up and decay leave the critic's own step size alone."""
+    """Warm-up and decay do not change the critic's own step size."""
     problem = tabular_problem(num_prompts=4)
     config = reinforce.Config(decay_iterations=4, schedule="cosine", value_minibatches=1)
     learner = reinforce.make(config, problem)

@@ -1,4 +1,4 @@
-"""Step sizes over iterations; parameters as one flat vector or as one leaf each."""
+"""Tests step sizes over iterations; parameters as one flat vector or as one leaf each."""
 
 import chex
 import jax
@@ -48,26 +48,27 @@ def test_flat_adam_equals_leafwise_adam():
 
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}
-# Methods, and their gradient steps per iteration.
+# Methods, with their gradient steps per iteration.
 STEPPING = {a2c: 1, ppo: 4, ppo_penalty: 4, reinforce: 1, grpo: 4, sft: 4, distillation: 4}
 
 
 def factor(step, schedule):
-    """Computes the factor of an iteration's updates, over a warm-up of 4 and a decay of 8."""
+    """Computes the factor of an iteration's updates, over a warm-up of 4 and a decay of 8
+    iterations."""
     done = min(step / 8, 1.0)
     decay = 0.5 * (1.0 + np.cos(np.pi * done)) if schedule == "cosine" else 1.0 - done
     return decay * min(1.0, (step + 1) / 4)
 
 
 def always_one():
-    """Builds an optimizer that proposes 1 for each parameter: a step shows its scale."""
+    """Builds an optimizer that proposes 1 for each parameter: a step then shows its scale."""
     return optax.GradientTransformation(
         lambda params: (), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
     )
 
 
 def moved(module, config, steps, optimizer):
-    """Returns how far the parameters of the policy move in one iteration from each step."""
+    """Returns how far the policy's parameters move in one iteration that starts at each step."""
     problem = tabular_problem(num_prompts=4, group_size=1 if module in CRITICS else 4)
     if module is distillation:
         problem = with_constant_teacher(problem)
@@ -114,7 +115,8 @@ def test_step_sizes_follow_iterations(module, schedule):
 
 @pytest.mark.parametrize("name", ["auto", "lion"])
 def test_a_cosine_outlives_resets_of_the_optimizer(name):
-    """GRPO resets the optimizer state; each update is the constant step size's times the factor."""
+    """GRPO resets the optimizer state; each update is the constant step size's update times the
+    factor."""
     fields = {"optimizer": name, "reset_iterations": 2, "max_grad_norm": 1e3}
     cosine = grpo.Config(schedule="cosine", decay_iterations=6, **fields)
     problem = tabular_problem(group_size=4)

@@ -1,4 +1,4 @@
-"""`experiments/studies/overoptimisation.py`: its table for known curves, and bad input."""
+"""Tests `experiments/studies/overoptimisation.py`: its table for known curves, and bad input."""
 
 import numpy as np
 import overoptimisation
@@ -8,7 +8,7 @@ from jaxrl_po.config import ConfigError
 
 
 def curves():
-    """Returns curves of two seeds, two β and twenty iterations; the last two count."""
+    """Returns curves of two seeds, two β and twenty iterations; the last two iterations count."""
     shape = 2, 2, 20
     ramp = np.broadcast_to(np.arange(20.0), shape)
     seed = np.arange(2.0)[:, None, None]
@@ -77,6 +77,6 @@ def test_a_small_measurement(tmp_path, capsys):
     saved = np.load(tmp_path / "curves.npz")
     assert saved["accuracy"].shape == (2, 2, 40)
     assert saved["betas"].tolist() == [1.0, 0.0]
-    # Both start equally.
+    # Both coefficients start from the same scores.
     np.testing.assert_array_equal(saved["accuracy"][:, 0, 0], saved["accuracy"][:, 1, 0])
     assert "warm start" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A user-defined advantage in place of a method's own: `make(…, advantage=…)`."""
+"""Tests a user-defined advantage in place of a method's own: `make(…, advantage=…)`."""
 
 import importlib.util
 import re
@@ -135,9 +135,8 @@ def test_methods_without_a_ratio_take_a_surrogate_too(module):
         jax.eval_shape(wrong.step, start)
 
 
-# Result of `vtrace_td_error_and_advantage` of rlax 0.1.9 on each of three pieces, γ = .9,
-# thresholds 1:
-# one episode terminates, one is truncated, and the end of the rollout cuts one.
+# Results of `vtrace_td_error_and_advantage` of rlax 0.1.9 on each of three pieces, γ = .9,
+# thresholds 1: one episode terminates, one is truncated, and the end of the rollout cuts one.
 REWARD = [1.0, -0.5, 2.0, 0.25, 0.0, 3.0, 1.5]
 VALUE = [0.5, 1.0, -1.0, 2.0, 0.75, -0.25, 1.25]
 NEXT_VALUE = [1.0, -1.0, 9.0, 0.75, 1.75, 1.25, 0.6]

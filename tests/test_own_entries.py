@@ -1,4 +1,5 @@
-"""Mistakes in a user's own entries, suites, rewards and losses; and their digests and pickles."""
+"""Tests mistakes in a user's own entries, suites, rewards and losses; and their digests and
+pickles."""
 
 import dataclasses
 import functools
@@ -140,7 +141,7 @@ def test_digest_holds_the_numbers_of_a_loss(flag, make):
 
 
 def test_swept_settings_have_their_own_presets(tmp_path):
-    """The presets of the transformer memory stop epochs early; the GRU has none."""
+    """The presets of the transformer memory stop epochs early; the GRU has no presets."""
     given = {"network.memory": "gru,transformer", "env": "CartPole-v1", "out": str(tmp_path)}
     texts = {name: sweeping.flags.FlagText(value) for name, value in given.items()}
     options = sweeping.settings.options_of(sweeping.ControlSweep, texts)

@@ -1,4 +1,4 @@
-"""Runs with a user's surrogate, advantage, optimizer or body of both networks."""
+"""Tests runs with a user's surrogate, advantage, optimizer or body of both networks."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ def flags_of(file):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folder of a run with the code of A2C as a file of one's own."""
+    """Returns the folder of a run with the code of A2C as a user's file."""
     place = tmp_path_factory.mktemp("own")
     (place / "own.py").write_text(CODE)
     run.train(Experiment(**flags_of(place / "own.py"), out=place / "run"))
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def moved(trained, tmp_path):
-    """A copy of that run beside its code."""
+    """Returns a copy of the trained run beside its code."""
     shutil.copytree(trained.parent, tmp_path / "moved")
     return tmp_path / "moved" / "run"
 
@@ -209,7 +209,7 @@ def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
 
 
 class Both(nn.Module):
-    """A policy and a critic in one body."""
+    """Policy and critic in one body."""
 
     @nn.compact
     def __call__(self, x):

@@ -1,4 +1,4 @@
-"""Metrics and chunks, as CONTRIBUTING shows them."""
+"""Tests metrics and chunks, as CONTRIBUTING shows them."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Networks from flags, and user-defined Flax modules: which are built, which are refused."""
+"""Tests networks from flags, and user-defined Flax modules: accepted and refused networks."""
 
 import collections
 
@@ -205,7 +205,7 @@ def test_a_policy_must_fit_the_actions(env, head, message):
 
 
 class Rewritten(nnx.Module):
-    """Policy written in nnx."""
+    """Policy that is written in nnx."""
 
     def __init__(self, rngs):
         self.layer = nnx.Linear(4, 2, rngs=rngs)
@@ -236,7 +236,7 @@ class Layered(nn.Module):
 
 
 class Static:
-    """Namespace with static functions."""
+    """Namespace that has static functions."""
 
     @staticmethod
     def init(key, x):
@@ -331,7 +331,7 @@ def test_settings_of_networks_are_no_network(network):
         Layered(inner={"a": nn.Dense(3)}),
         networks.Policy(lambda x: x, HEAD),
         nnx.bridge.ToLinen(Rewritten, args=()),
-        Layered(inner=[NNX]),  # a user's module may hold a frozen part
+        Layered(inner=[NNX]),  # a user's module may contain a frozen part
         Static,
     ],
 )

@@ -1,4 +1,4 @@
-"""Environments, networks, tasks and rewards as Python objects: storing and passing them."""
+"""Tests environments, networks, tasks and rewards as Python objects: storing and passing them."""
 
 import contextlib
 import io
@@ -89,7 +89,7 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
     assert len({float(action[0]) for action in each}) == 3
     drawn = policy.act(jnp.zeros((64, 1)), jax.random.key(0))
     assert drawn.shape == (64, 1)
-    assert len(np.unique(drawn)) > 32  # the other draws are at the bounds
+    assert len(np.unique(drawn)) > 32  # all other draws are at the bounds
     with pytest.raises(ConfigError, match=r"^observation: must have the shape \[1\] of one .*got"):
         policy.act(jnp.zeros((2, 3, 1)))
     again = shutil.copytree(trained, tmp_path / "again")
@@ -107,7 +107,7 @@ def test_what_other_processes_can_import_is_named_by_its_file():
     assert sources.name_object("reward", json.loads) == "json:loads"
     probe = sources.name_object("env", CueReward)
     assert probe.endswith("tests/probes.py:CueReward")
-    # the class is not from a second import
+    # the class does not come from a second import
     assert user_code.make("env", probe).__class__ is CueReward
     one = CueReward()
     assert user_code.make("env", sources.name_object("env", one)) is one

@@ -1,6 +1,6 @@
-"""The package as a user installs it: a wheel in an empty environment.
+"""Tests the package as a user installs it: a wheel in an empty environment.
 
-The tests use the oldest, the tested and the newest dependencies.
+Tests of dependencies use the oldest, the tested and the newest versions.
 """
 
 import re
@@ -61,8 +61,8 @@ def lowest(requirements):
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     source = tmp_path_factory.mktemp("source") / "jaxrl_po"
-    # The wheel is built from a copy: it would otherwise include files that an earlier build left
-    # beside the package, and this build would leave its own files.
+    # The wheel is built from a copy: otherwise the wheel would include files that an earlier build
+    # left beside the package, and this build would leave files too.
     shutil.copytree(
         ROOT / "jaxrl_po", source / "jaxrl_po", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -156,7 +156,8 @@ def test_versions_agree():
 
 @pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
 def test_each_requirement_is_pinned_within_its_bounds(extra):
-    """Pins include the dependencies of extras, as pip resolved: `make` installs nothing else."""
+    """Pins include the dependencies of extras, as pip resolved them: `make` installs only pinned
+    versions."""
     for requirement in PROJECT["optional-dependencies"].get(extra, PROJECT["dependencies"]):
         name, floor = re.match(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+))?", requirement).groups()
         if name != PROJECT["name"]:

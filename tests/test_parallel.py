@@ -1,6 +1,6 @@
-"""Placement of seeds and rows.
+"""Tests the placement of seeds and rows on devices.
 
-Test_algorithms.py checks that placement does not change the numbers.
+The module test_algorithms.py checks that placement does not change the numbers.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jaxrl_po.run.devices.seeds import over_seeds
     ("devices", "num_seeds", "num_rows", "want"),
     [
         (1, 3, 5, Placement(3, 1, 1)),
-        (4, 8, 64, Placement(8, 4, 1)),  # seeds before rows: they need no communication
+        (4, 8, 64, Placement(8, 4, 1)),  # seeds are placed before rows: seeds need no communication
         (4, 1, 64, Placement(1, 1, 4)),
         (8, 3, 16, Placement(3, 1, 8)),
         ("2", 2, 2, Placement(2, 2, 1)),
@@ -39,7 +39,7 @@ def test_choice(devices, num_seeds, num_rows, want):
 def test_auto_takes_what_divides():
     placement = parallel.choose("auto", num_seeds=6, num_rows=8 * parallel.MIN_ROWS)
     assert placement.num_devices == 8  # rows divide by 8 where the number of seeds does not
-    # Too few rows are not worth an all-reduce of gradients, but an explicit request is met.
+    # Too few rows do not justify an all-reduce of gradients, but an explicit request is met.
     assert parallel.choose("auto", num_seeds=1, num_rows=8).num_devices == 1
     assert parallel.choose(8, num_seeds=1, num_rows=8).num_devices == 8
     assert parallel.choose("auto", num_seeds=7, num_rows=5).num_devices == 7
@@ -149,7 +149,8 @@ def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
     state, metrics = jax.jit(stacked.step)(jax.jit(stacked.init)(keys))
     alone, _ = jax.jit(learner.step)(jax.jit(learner.init)(keys[0]))
     assert metrics["kl"].total.shape == (1,)
-    # Adam divides a gradient near 0 by its own size, and therefore its rounding as well.
+    # Adam divides a gradient near 0 by the gradient's own size, and therefore enlarges its
+    # rounding.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7),
         state.params,
@@ -165,7 +166,7 @@ def test_processes_share_the_devices_evenly():
 
 @pytest.mark.slow
 def test_pmap_steps_seeds_and_rows():
-    """`jax.pmap` over `step`, over seeds or the rows of one seed, equals one device."""
+    """A `jax.pmap` over `step`, over seeds or over the rows of one seed, equals one device."""
     config, env, devices = (
         ppo.Config(num_minibatches=1, num_epochs=1),
         gymnax.make("CartPole-v1")[0],

@@ -1,4 +1,4 @@
-"""A run reads its arguments once and makes its environment once."""
+"""Tests that a run parses its arguments once and makes its environment once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 import tiny
 from scripts import surroundings
 
-# Counts readings of arguments, and calls of gymnax from before the library is imported.
+# Counts parsed arguments, and calls of gymnax from before the library is imported.
 PROGRAM = """
 import collections, functools, json, sys
 import gymnax

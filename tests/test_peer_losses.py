@@ -1,8 +1,10 @@
-"""Our methods give the losses and gradients of TRL, verl and prime-rl on the same batch.
+"""Tests that this library's methods give the losses and gradients of TRL, verl and prime-rl on the
+same batch.
 
-The numbers of `golden_losses.json` are theirs, of the versions named there: `peer_losses.py` runs
-their code. Here each method is whole, its advantage, surrogate, weights and mean, on a policy whose
-parameters are its tokens' log-probabilities, so that a step of gradient descent is the gradient.
+The numbers of `golden_losses.json` are from the versions named in that file: `peer_losses.py` runs
+the code of TRL, verl and prime-rl. Each method is tested completely: advantage, surrogate, weights
+and mean, on a policy whose parameters are its tokens' log-probabilities, so that a step of gradient
+descent is the gradient.
 """
 
 import dataclasses
@@ -29,7 +31,7 @@ PLAIN = {"dynamic_sampling": "off", "overlong_filtering": False, "soft_overlong"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Direct:
-    """A distribution known only by the log-probabilities of the actions taken."""
+    """Distribution that is known only by the log-probabilities of the actions taken."""
 
     taken: jax.Array
 
@@ -88,7 +90,8 @@ CASES = {
     "verl sapo": (sapo, sapo.Config()),
     "trl gmpo": (gmpo, gmpo.Config(epsilon_low=0.4, epsilon_high=0.3)),
     "verl gmpo": (gmpo, gmpo.Config(epsilon_low=0.4, epsilon_high=0.3)),
-    # Their epsilon_high is the cap, and nothing is clipped from below: our defaults.
+    # In verl, epsilon_high is the upper cap, and ratios are not clipped from below: the same as
+    # this library's defaults.
     "trl cispo": (cispo, cispo.Config()),
     "verl cispo": (cispo, cispo.Config(epsilon_low=0.2, epsilon_high=0.28)),
     "verl dppo": (dppo, dppo.Config(delta_low=0.1, delta_high=0.2)),
@@ -115,7 +118,7 @@ def test_losses_and_gradients_are_those_of_peers(name):
 
 
 def test_distillation_is_prime_rls_without_its_penalty():
-    """prime-rl adds `1e-3 (log π/μ)²`, whose gradient is taken off here."""
+    """prime-rl adds `1e-3 (log π/μ)²`, whose gradient the test subtracts."""
     given = batch(
         columns={"sampler_log_prob": INPUTS["near_sampler"], "teacher_log_prob": INPUTS["teacher"]}
     )
@@ -130,7 +133,7 @@ def test_distillation_is_prime_rls_without_its_penalty():
 
 
 def test_the_batch_reaches_both_sides_of_every_bound():
-    """Otherwise the comparison would not see a bound."""
+    """Otherwise the comparison would not detect a wrong bound."""
     r, rho = (
         np.exp((INPUTS[a] - INPUTS[b])[MASK]) for a, b in (("now", "old"), ("old", "sampler"))
     )

@@ -1,4 +1,4 @@
-"""Loaded policies in another process."""
+"""Tests loaded policies in another process."""
 
 import multiprocessing
 import pickle
@@ -18,7 +18,7 @@ PROMPTS = ["1+2=", "3+4=", "9+9="]
 
 
 def answer(data):
-    """Returns the answer of a pickled policy."""
+    """Returns the answer of a pickled policy in another process."""
     policy = pickle.loads(data)
     key = jax.random.key(1)
     if hasattr(policy, "act"):
@@ -31,7 +31,7 @@ def test_policies_act_the_same_in_another_process(finished, tmp_path):
     for kind in ("control", "language"):
         out = finished(kind, tmp_path / kind)
         data.append(pickle.dumps(run.load(out, checkpoint="latest", seed_index=1)))
-        shutil.rmtree(out)  # the policy does not need the folder
+        shutil.rmtree(out)  # the policy does not need the folder of its run
     expected = [answer(each) for each in data]
     assert len(set(expected[0])) == 2
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -30,7 +30,8 @@ def draw(panel):
 def test_the_bold_line_is_the_interquartile_mean():
     bold = max(draw(PANEL).get_lines(), key=lambda line: line.get_linewidth())
     np.testing.assert_array_equal(bold.get_xdata(), [0, 100, 200])
-    np.testing.assert_array_equal(bold.get_ydata(), [25.0, 125.0, 225.0])  # (20 + 30) / 2 and on
+    # (20 + 30) / 2, and likewise at later points.
+    np.testing.assert_array_equal(bold.get_ydata(), [25.0, 125.0, 225.0])
 
 
 def test_seeds_are_drawn_and_band_contains_line():
@@ -104,9 +105,9 @@ def test_a_seed_without_a_number_counts_as_worst(tmp_path):
     first, second = compared(runs, "greedy_return").splitlines()[1:3]
     assert first.split()[:5] == ["a", "3", "of", "4", "-inf"]
     assert first.split()[-1] == "-inf"
-    assert float(first.split()[5]) == 285.5  # of 71 and 500: the worst and the best are dropped
+    assert float(first.split()[5]) == 285.5  # of 71 and 500 the worst and the best are dropped
     assert second.split()[:3] == ["b", "4", "70"]
-    assert "0.25 [" in second  # better than one seed of four
+    assert "0.25 [" in second  # better than the curve of one seed of four
     plot.save_figure(runs, "greedy_return", tmp_path / "plot.png")
 
 
@@ -135,7 +136,8 @@ def test_probability_of_improvement_compares_with_first_run():
         plot.Run(name, [{"step": 1, "score": each}], {}, "here") for name, each in scores.items()
     ]
     _, _, better, worse, _, first, second, method = compared(runs, "score").splitlines()
-    assert better.endswith(" 1.00 [0.39, 1.00]     0.33")  # of 6 exchanges 2 are as far
+    # Two of 6 exchanges give a difference as large.
+    assert better.endswith(" 1.00 [0.39, 1.00]     0.33")
     assert worse.endswith(" 0.00 [0.00, 0.61]     0.33")
     assert first == "better is better than first with probability 1.00 [0.39, 1.00], p = 0.33"
     assert second.startswith("worse is better than first with probability 0.00 ")
@@ -143,7 +145,7 @@ def test_probability_of_improvement_compares_with_first_run():
 
 
 def test_area_is_the_mean_over_shared_steps():
-    """Over steps 10 – 30: 2 → 4 → 4 has the mean 3.5, and 0 → 8, cut at 30, has 5."""
+    """Over steps 10 – 30: 2 → 4 → 4 has the mean 3.5, and 0 → 8, cut at 30, has the mean 5."""
     runs = [
         plot.Run(name, [{"step": s, "score": [v]} for s, v in points], {}, "here")
         for name, points in (
@@ -191,7 +193,8 @@ NAMES = ["$\\frac{", "a_b^2 $x$ {y}", "_first & last", "'q' \"r\" 100% #1 ~", "\
 
 @pytest.fixture
 def texts(monkeypatch):
-    """Texts of a drawn figure, for a user whose matplotlibrc asks for TeX and other legends."""
+    """Returns texts of a drawn figure, for a user whose matplotlibrc requests TeX and other
+    legends."""
     shown = []
 
     def write(figure, path):
@@ -220,7 +223,8 @@ def sweep(path):
 def test_names_are_literal_under_any_matplotlibrc(tmp_path, texts, drawing):
     drawing(tmp_path / "picture.svg")
     assert set(NAMES) <= set(texts)
-    assert "<use" in (tmp_path / "picture.svg").read_text()  # glyphs: `svg.fonttype` of ours
+    # Texts become glyphs, because the library sets `svg.fonttype`.
+    assert "<use" in (tmp_path / "picture.svg").read_text()
 
 
 def test_numeric_settings_get_a_numeric_axis(tmp_path, texts):
@@ -236,12 +240,12 @@ def test_dots_sharing_a_tick_stand_side_by_side(tmp_path):
         patch.setattr(Axes, "plot", lambda a, x, *r, **k: seen.append(x) or plot(a, x, *r, **k))
         rows = [({"a": a, "b": b}, [1.0]) for a, b in (("1", "x"), ("2", "y"), ("3", "x"))]
         plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
-    assert sorted(seen[:3]) == [0, 1, 2]  # of `a`, a value each
+    assert sorted(seen[:3]) == [0, 1, 2]  # dots of `a`, one for each value
     assert sorted(seen[3:]) == [-0.125, 0.125, 1]  # of `b`
 
 
 def test_grid_of_two_settings_is_a_heatmap(tmp_path, texts, monkeypatch):
-    """Each combination's seeds lie at its place, sorted, whatever the order of the rows."""
+    """The seeds of each combination are at its place, sorted, whatever the order of the rows."""
     drawn, imshow = [], Axes.imshow
     monkeypatch.setattr(
         Axes, "imshow", lambda axes, grid, **how: drawn.append(grid) or imshow(axes, grid, **how)
@@ -259,7 +263,7 @@ def test_grid_of_two_settings_is_a_heatmap(tmp_path, texts, monkeypatch):
     np.testing.assert_array_equal(grid[-1], [31, 32, 131, 132, 231, 232, 331, 332])  # clip .5
     assert {"rate", "clip", "score", "1e-4", "0.05"} <= set(texts)
     plotting.save_sweep(rows[1:], "score", tmp_path / "picture.svg")
-    assert len(drawn) == 1  # a hole in the grid: dots, as ever
+    assert len(drawn) == 1  # a combination is missing from the grid, so that dots are drawn
 
 
 def test_undrawable_picture_is_one_line(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Pools of EnvPool and gymnasium: spaces, limits, ends of episodes, errors."""
+"""Tests pools of EnvPool and gymnasium: spaces, limits, ends of episodes, errors."""
 
 import gymnasium
 import jax
@@ -16,7 +16,7 @@ from jaxrl_po.run.host.vector_envs import Pool, PoolError, PoolStep, wrap_pool_e
 
 
 class Shifted(gymnasium.Env):
-    """Environment with classes that do not begin at 0, and without its own time limit."""
+    """Environment whose classes do not begin at 0, and which does not have its own time limit."""
 
     observation_space = gymnasium.spaces.Discrete(4, start=2)
     action_space = gymnasium.spaces.Discrete(3, start=-1)
@@ -57,7 +57,8 @@ SPACES = gymnasium.spaces
 
 
 class Strict(gymnasium.Env):
-    """Environment that accepts only actions and shows only observations of its spaces."""
+    """Environment that accepts only actions in its space and returns only observations in its
+    space."""
 
     observation_space, action_space = SEEN, BOX
 
@@ -83,7 +84,7 @@ gymnasium.register("Strict-v0", entry_point=Strict)
     ],
 )
 def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low, monkeypatch):
-    """In float32, 0.1 exceeds the bound 0.1."""
+    """In float32, the number 0.1 exceeds the bound 0.1."""
     monkeypatch.setattr(Strict, "action_space", acts)
     where = vector_envs.find_source("gymnasium:Strict-v0")
     of = where.spaces.action
@@ -156,7 +157,7 @@ def test_gymnasium_gives_true_final_observations():
         seen = stepped.observation
         if stepped.terminated[0]:
             break
-    # the pole has fallen: this is not the first observation of an episode
+    # the pole has fallen: the observation is not the first of an episode
     assert abs(seen[0, 2]) > 0.2
     assert np.all(np.abs(seen[0] - before[0]) < 1.5)
     following = pool.step(action)
@@ -175,7 +176,8 @@ def test_envpool_gives_true_final_observations():
         stepped = pool.step(np.array([0, 1]))
     assert stepped.truncated.all()
     assert not stepped.terminated.any()
-    assert np.all(np.abs(stepped.observation[:, 1]) > 0.5)  # pushed seven times in one direction
+    # The pole was pushed seven times in one direction.
+    assert np.all(np.abs(stepped.observation[:, 1]) > 0.5)
     following = pool.step(np.array([0, 1]))
     assert np.all(np.abs(following.observation) <= 0.05)
     again = where.open([4]).reset()

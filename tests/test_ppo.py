@@ -1,4 +1,4 @@
-"""PPO: effect of each field, golden loss, probe environments with known answers."""
+"""Tests PPO: the effect of each field, golden loss, probe environments with known answers."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def values(problem, state, observations=((-1.0,), (1.0,))):
 
 
 def test_time_limit_bootstraps():
-    """Reward 1 forever, truncated every 5 steps: V = 1 / (1 − γ) = 5.
+    """The reward is 1 forever, truncated every 5 steps: V = 1 / (1 − γ) = 5.
 
     Treating truncation as termination would give 3.4 at most.
     """
@@ -54,7 +54,7 @@ def test_time_limit_bootstraps():
 
 
 def test_termination_does_not_bootstrap():
-    """Reward 1 and over: V = 1, although the critic's next value is not 0."""
+    """The reward is 1 and the episode ends: V = 1, although the critic's next value is not 0."""
     problem, state, _ = train(AlwaysTerminated(), dataclasses.replace(FAST, gamma=0.8), 40)
     np.testing.assert_allclose(values(problem, state), 1.0, atol=0.05)
 
@@ -131,7 +131,8 @@ def step(config, settings, state):
 
 
 def steps(config, number, settings=None):
-    """States after each of `number` iterations, after the initial one, and the metrics of each."""
+    """Returns states after each of `number` iterations, after the initial state, and the metrics of
+    each iteration."""
     config, settings = as_arrays(config), settings and as_arrays(settings)
     state = learner(config, settings).init(jax.random.key(0))
     states, metrics = [state], []
@@ -143,7 +144,7 @@ def steps(config, number, settings=None):
 
 
 def test_price_of_a_token_by_hand():
-    """r − β (log π − log π_ref) at every sampled token, and nothing behind the mask."""
+    """The price is r − β (log π − log π_ref) at every sampled token, and 0 in masked slots."""
     params, collector = TABLE.init(jax.random.key(0))
     frozen = jax.tree.map(lambda x: x + 0.3, params.policy)
     batch = TABLE.collect(params, collector, jax.random.key(1))[1]
@@ -191,7 +192,8 @@ def test_the_reference_is_the_initial_policy_and_stays():
 
 @pytest.mark.parametrize(("target", "second"), [(1e-6, 1.02), (1e6, 0.98)])
 def test_the_price_adapts_both_ways(target, second):
-    """At the reference the KL is 0 and β falls by 0.1 · 0.2; then the KL exceeds the low target."""
+    """At the reference the KL is 0 and β falls by 0.1 · 0.2; later the KL exceeds the low
+    target."""
     settings = reference.ReferenceSettings(enabled=True, adapt=True, target_kl=target)
     states, metrics = steps(PLAIN, 2, settings)
     betas = [float(state.collector.replicated[reference.COEFFICIENT]) for state in states]

@@ -1,4 +1,5 @@
-"""Pretrained models: equality with `transformers`, files written and read, and refused folders."""
+"""Tests pretrained models: equality with `transformers`, written and loaded files, and refused
+folders."""
 
 import functools
 import json
@@ -30,7 +31,7 @@ MESSAGES = families.MESSAGES
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Returns `family -> model` that `load` reads from a checkpoint."""
+    """Returns a map `family -> model` of models that `load` reads from a checkpoint."""
     folder = tmp_path_factory.mktemp("pretrained")
     return functools.cache(lambda name: pretrained.load(families.write(folder / name, name)))
 
@@ -87,7 +88,8 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
     ],
 )
 def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
-    """In double precision: sums of float32 numbers near 8 in another order differ by 1e-5."""
+    """The test is in double precision: sums of float32 numbers near 8 in another order differ by
+    1e-5."""
     model, (tokens, pad) = loaded(name), tokens_and_pad()
     with jax.enable_x64(True):
         model = model._replace(
@@ -181,7 +183,8 @@ NAMED = [
 
 @pytest.mark.parametrize("where", ["list", "files"])
 def test_special_tokens_generation_and_named_templates_are_written(tmp_path, where):
-    """Only the map contains BOS: without it, the template of our own folder would be refused."""
+    """Only the map of special tokens contains BOS: without the map, the template of our own folder
+    would be refused."""
     folder = families.write(tmp_path / "first", "llama")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     named = {"bos_token": "<bos>", "additional_special_tokens": ["<unk>"]}
@@ -217,7 +220,7 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
     tokenizer = loaded("llama").tokenizer
     assert tokenizer.decode([4, 5, 2, 6]) == tokenizer.decode([4, 5, 1, 6]) == "w4 w5"
     rows, mask = np.array([[4, 5, 2, 0], [6, 1, 4, 4]]), np.arange(4) < [[3], [2]]
-    # An end without the tokenizer's mark as special counts as well.
+    # An end token that the tokenizer does not mark as special counts as well.
     plain = tokenizer._replace(ends=(*tokenizer.ends, 5))
     assert tokenizer.decode_rows(rows, mask) == ["w4 w5", "w6"]
     assert plain.decode_rows(rows, mask) == ["w4", "w6"]
@@ -235,7 +238,7 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
 @pytest.mark.parametrize(
     ("settings", "ends", "pad"),
     [
-        ({"pad_token": "<end>"}, [1], 0),  # PAD is EOS, as in many fine-tuned Llamas
+        ({"pad_token": "<end>"}, [1], 0),  # PAD equals EOS, as in many fine-tuned Llamas
         ({}, [1, 2], 2),
         ({}, [0], 1),
         ({"pad_token": "<pad>"}, [1], 2),
@@ -256,7 +259,8 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
 
 
 def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_path):
-    """As in Llama 3, the first end in the file differs from the end that a chat model writes."""
+    """As in Llama 3, the first end token in the file differs from the end token that a chat model
+    writes."""
     folder = families.write(tmp_path / "llama", "llama")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 1, 2]}))
     tokenizer = pretrained.load(folder).tokenizer
@@ -278,7 +282,7 @@ def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_p
 
 
 def test_a_chat_is_shown_whole(loaded):
-    """Each message of the chat ends with an end token, and PAD on the left is an end too."""
+    """Each message of the chat ends with an end token, and PAD on the left is an end token too."""
     model = loaded("smollm2")
     ask = model.chat_template.render
     rows = [
@@ -531,9 +535,9 @@ def test_any_error_inside_a_template_is_named(loaded, source, reason):
 
 
 def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
-    """Prompts use the chat template, EOS is the model's.
+    """Prompts use the chat template, and EOS is the model's.
 
-    The answer is learned from rewards alone.
+    The model learns the answer from rewards alone.
     """
     model = loaded("smollm2")
     asked = [[{"role": "user", "content": f"w{i}"}] for i in range(20, 30)]

@@ -1,4 +1,4 @@
-"""Inputs of runs over a pretrained folder: texts and chats, and errors in one line."""
+"""Tests inputs of runs over a pretrained folder: texts and chats, and errors in one line."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from jaxrl_po.run.store.metrics import read
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Returns a folder with a pretrained model and prompts for it."""
+    """Returns a folder with a pretrained model and prompts for the model."""
     return write_place(tmp_path_factory.mktemp("place"))
 
 
@@ -36,7 +36,8 @@ CHAT = [
 def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     place, tmp_path, monkeypatch
 ):
-    """Rows then need no answer, and the function scores evaluations; nothing is trained here."""
+    """With a reward function, rows need no answer, and the function scores evaluations; the test
+    does not train."""
     monkeypatch.setattr(programs, "check_job", lambda job: None)
     monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, DeviceMemory(0, None)))
     rewards = tmp_path / "rewards.py"
@@ -112,7 +113,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
     assert asked("--task.template=chat")[1] == read(user) != plain
     assert asked("--task.system=w9")[1] == read(system, user) != read(user)
     assert asked("--task.template=w20 {prompt} w21")[1] == [20, *plain, 21]
-    # A sentence fits: the answer of one word does not set the budget.
+    # A sentence fits the budget: the answer of one word does not set the budget.
     *_, config = asked("--problem.max_new_tokens=0")
     base = models.read_base(str(place / "model"), config.model)
     settings = script.problem_settings(config, models.make_task(config, base), base)

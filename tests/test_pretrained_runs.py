@@ -1,4 +1,4 @@
-"""Runs that begin with a pretrained folder: adapters, seeds that share a base, and export."""
+"""Tests runs that begin with a pretrained folder: adapters, seeds that share a base, and export."""
 
 import functools
 import json
@@ -32,19 +32,20 @@ CONSTANT = re.compile('"0x[0-9A-F]+"')
 
 @pytest.fixture(scope="module")
 def adapted(finished, tmp_path_factory):
-    """A run with adapters, of three iterations."""
+    """Returns a run of three iterations with adapters."""
     return finished("pretrained", tmp_path_factory.mktemp("adapted") / "run")
 
 
 @pytest.fixture(scope="module")
 def place(finished, adapted):
-    """Pretrained folder of that run, with prompts; read only."""
+    """Returns the pretrained folder of the run `adapted`, with prompts; tests must not write to
+    it."""
     return finished.place
 
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Flags of runs without steps, whose training is not compiled."""
+    """Returns flags of runs without steps, whose training is not compiled."""
     shapes.trace_only(monkeypatch)
     monkeypatch.setattr(programs, "check_job", lambda job: None)
     monkeypatch.setattr(programs, "compile_kind", lambda *_: (None, DeviceMemory(0, None)))
@@ -118,7 +119,7 @@ def test_a_run_with_adapters_is_reported_and_resumed(adapted, tmp_path, capsys):
 
 
 def over(run, *flags):
-    """Flags of a run that begins with another."""
+    """Returns flags of a run that begins with another run."""
     return [*(flag for flag in flags if "--init_from" not in flag), f"--init_from={run}"]
 
 
@@ -165,7 +166,7 @@ def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
 
 
 def test_adapters_train_over_a_model_of_ours(tmp_path, begun, written_down):
-    """Over a run, and over initial parameters that all seeds share."""
+    """Adapters train over a run, and over initial parameters that all seeds share."""
     flags = [flag for flag in tiny.LANGUAGE if "warm_start" not in flag]
     flags += ["--algorithm=grpo", "--lora.rank=2", "--lora.targets=query,value", *begun]
     assert launch.language([*flags, f"--out={tmp_path / 'a'}"]) == 0
@@ -190,7 +191,7 @@ def test_all_parameters_are_trained_without_adapters_and_exported(place, tmp_pat
     assert jax.tree.structure(state.params.policy) == jax.tree.structure(first)
     assert launch.language(flags) == 0
     again = pretrained.load(export_of(tmp_path / "run", tmp_path / "model", "--checkpoint=latest"))
-    # The numbers of the checkpoint, unlike the initial folder's.
+    # The exported numbers are those of the checkpoint, unlike the initial folder's.
     assert max(jax.tree.leaves(jax.tree.map(np.max, again.params))) == 0.0
     assert max(jax.tree.leaves(jax.tree.map(np.max, first))) > 0.0
 
@@ -209,7 +210,7 @@ def test_an_export_narrows_what_training_did_not_change():
 
 
 def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
-    """Over a base in bfloat16, most of their changes would be rounded away.
+    """Over a base in bfloat16, rounding would remove most of the adapters' changes.
 
     Unchanged tensors are exported in the type of the base.
     """
@@ -222,7 +223,8 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
     latest = "--checkpoint=latest"
     merged = pretrained.load(export_of(tmp_path / "a", tmp_path / "b", latest), param_dtype=None)
     config = json.loads((tmp_path / "b" / "config.json").read_text())
-    assert config["dtype"] == config["torch_dtype"] == "float32"  # not the type of some tensor
+    # Not the type of one of the tensors.
+    assert config["dtype"] == config["torch_dtype"] == "float32"
     kept = pretrained.load(stored, param_dtype=None).params["params"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(merged.params["params"]):
         before = functools.reduce(lambda tree, key: tree[key.key], path, kept)
@@ -262,13 +264,14 @@ def test_seeds_add_adapters_and_their_moments_alone(place, tmp_path):
     assert bytes_of(states[8].params.policy) == 8 * bytes_of(states[1].params.policy)
     each = 8 * bytes_of(states[1].params.policy)
     grown = bytes_of(states[8].with_frozen(None)) - bytes_of(states[1].with_frozen(None))
-    # Adapters, the reference's, two moments of Adam; and small counters and keys.
+    # Each seed adds its adapters, the reference's, and Adam's two moments; and small counters and
+    # keys.
     assert grown < 7 / 8 * (4 * each) + 7 * 256
 
 
 @pytest.fixture(scope="module")
 def warmed(place):
-    """A job whose adapters have a warm start, and the parts of that, lowered."""
+    """Returns a job whose adapters have a warm start, and the lowered parts of the warm start."""
     flags = ["--warm_start.steps=60", "--warm_start.batch_size=8", "--eval_samples=0"]
     flags += ["--warm_start.learning_rate=0.02", "--lora.rank=4", "--task.test_fraction=0.4"]
     job = job_of(arguments(place, place / "none", *flags))
@@ -283,7 +286,8 @@ def test_base_is_an_argument_of_the_programs(place, tmp_path, warmed):
         base = bytes_of(job.given)
         texts = [each.as_text() for each in (job.learner.init.lower(job.start), *programs_of)]
         assert base > 50_000
-        # A constant is written in hexadecimal digits, two a byte; the rest is the program itself.
+        # A constant is written in hexadecimal digits, two per byte; the rest of the text is the
+        # program itself.
         assert max(sum(map(len, CONSTANT.findall(text))) for text in texts) < base / 2
 
 
@@ -306,7 +310,8 @@ def test_warm_start_trains_adapters(warmed):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
-    """Supervised, then GRPO, then DAPO with adapters, each from the run before."""
+    """The chain is supervised training, then GRPO, then DAPO with adapters, each starting from the
+    previous run."""
     demonstrated, grouped, adapted = (tmp_path / name for name in ("sft", "grpo", "dapo"))
     flags = arguments(place, "")
     settings = [flag for flag in flags if not flag.startswith(("--algorithm", "--out"))]
@@ -315,7 +320,7 @@ def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
     supervised += ["--algorithm=sft", "--show=0", "--total_steps=4", f"--out={demonstrated}"]
     assert launch.language([*supervised, "--config.learning_rate=0.05"]) == 0
     of_groups = [*over(demonstrated, *settings), "--algorithm=grpo", f"--out={grouped}", BONUS]
-    # Small steps: completions that do not end would teach DAPO nothing.
+    # Steps are small: completions that do not end would give DAPO no signal.
     assert launch.language([*of_groups, "--total_steps=8", "--config.learning_rate=0.001"]) == 0
     last = [*over(grouped, *settings), "--algorithm=dapo", f"--out={adapted}", *ADAPTED]
     last += ["--total_steps=8", "--config.dynamic_sampling=off"]
@@ -338,7 +343,7 @@ def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
 
 @pytest.fixture
 def moved(place, adapted, tmp_path):
-    """A copy of the run, over a folder with another θ."""
+    """Returns a copy of the run, over a folder with another θ."""
     own = shutil.copytree(place, tmp_path / "place")
     run = shutil.copytree(adapted, tmp_path / "adapted")
     for path, old, new in (

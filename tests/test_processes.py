@@ -1,4 +1,5 @@
-"""Several processes as one program, as the user starts them; CPU devices connected by gloo."""
+"""Tests several processes as one program, started as a user starts them; gloo connects CPU
+devices."""
 
 import contextlib
 import json
@@ -37,7 +38,7 @@ CONTROL = [
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
 ]
-STEPS = 64  # environment steps of one iteration
+STEPS = 64  # number of environment steps in one iteration
 LANGUAGE = [
     "--algorithm=grpo",
     "--seeds=2",
@@ -118,8 +119,8 @@ def started(script, arguments, environment, count=2, timeout=120, apart=()):
 def finish(running, limit=200):
     """Returns status, standard output without gloo's messages, and errors of each process.
 
-    Gloo connects in threads that write a message piece by piece, so that one message may come in
-    the middle of another.
+    Gloo connects in threads that write a message piece by piece, so that one message may appear in
+    the middle of another message.
     """
     ends = []
     for process in running:

@@ -1,4 +1,4 @@
-"""The profile of an iteration: operations counted in a program, and operations executed."""
+"""Tests the profile of an iteration: operations counted in a program, and operations executed."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def test_operations_are_counted_once_and_as_often_as_they_run():
     assert all(each.seconds > 0 for each in run)
     assert xla_profile.kernels(program) == sum(each.runs for each in run)
     totals = xla_profile.totals(run, lambda each: each.kind)
-    # A product and its activation are one or two operations.
+    # a product and its activation may be one operation or two
     parts = [totals[kind].number for kind in totals if kind in ("dot", "fusion")]
     assert 7 <= sum(parts) <= 21
     assert totals["sort"].number == 1
@@ -41,9 +41,9 @@ def test_products_are_told_apart_by_their_sizes():
 
 
 def test_lengths_are_those_asked_for():
-    """When decoding, each step ends with 1 / (share · budget).
+    """When decoding, each step ends a completion with probability 1 / (share · budget).
 
-    Other odds and training are unchanged.
+    The probabilities of other tokens and training are unchanged.
     """
     none = language.Adapters()
     for lengths, wanted in (("geometric:0.2", 1 / 4), ("equal", 0.0)):

@@ -25,7 +25,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "ppo on X: compiling",
         "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left",
-        # A number without a new measurement is not shown again.
+        # a number without a new measurement is not printed again
         "ppo on X: greedy return 50  3,000/20,000 steps",
         "done [brackets stay]",
     ]
@@ -56,7 +56,7 @@ def test_quiet_shows_nothing(capsys):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Sets the width and the kind of the terminal that stdout is."""
+    """Sets the width and the kind of the terminal that stdout is connected to."""
 
     def be(columns, kind="xterm"):
         monkeypatch.setenv("COLUMNS", str(columns))

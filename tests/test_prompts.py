@@ -1,4 +1,4 @@
-"""Prompts from files, and an error for every line that cannot be used."""
+"""Tests prompts from files, and an error for every line that cannot be used."""
 
 import json
 import types
@@ -89,7 +89,7 @@ def test_a_split_follows_the_prompt_alone():
 def test_validation_and_test_share_what_is_held_out():
     """Each set has at least one prompt.
 
-    The training rows do not depend on the split of the others.
+    The training rows do not depend on how the other rows are split.
     """
     rows = [prompts.Row(row, f"{i:02d}") for i, row in enumerate(ROWS)]
     train, *held_out = prompts.hash_split(rows, 0.25, 2)

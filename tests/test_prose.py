@@ -1,4 +1,5 @@
-"""Docstrings, comments and help texts stay readable: limits of each habit in each folder."""
+"""Tests that docstrings, comments and help texts remain readable: limits of each habit in each
+folder."""
 
 import prose
 import pytest

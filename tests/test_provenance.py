@@ -1,6 +1,6 @@
-"""A run's record of its origin, and `--deterministic`.
+"""Tests a run's record of its origin, and `--deterministic`.
 
-Bitwise equality is tested in `test_faults` and `test_kills`.
+The modules `test_faults` and `test_kills` test bitwise equality.
 """
 
 import os
@@ -159,7 +159,7 @@ def test_xla_is_asked_before_the_backend_starts(monkeypatch):
 def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     count = jax.config.jax_num_cpu_devices
     before = os.environ["XLA_FLAGS"]
-    provenance.ask_for_determinism()  # the backend of the tests already runs, and it is a CPU
+    provenance.ask_for_determinism()  # the backend of the tests is already running, and it is a CPU
     assert os.environ["XLA_FLAGS"] == before
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     ):
         provenance.ask_for_determinism()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops")
-    provenance.ask_for_determinism()  # the user has set the flag by hand in time
+    provenance.ask_for_determinism()  # the user set the flag by hand before the backend started
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     with pytest.raises(
         ConfigError, match="must not be contradicted by --xla_gpu_deterministic_ops=false"
@@ -178,9 +178,10 @@ def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
 
 
 def test_xla_hears_it(tmp_path):
-    """The flag takes effect in the first program that gymnax compiles, long before a chunk.
+    """The flag takes effect in the first program that gymnax compiles, long before a chunk of
+    training.
 
-    XLA itself reports it.
+    XLA itself reports the flag.
     """
     dump = tmp_path / "xla"
     environment = os.environ | {

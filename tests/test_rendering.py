@@ -220,7 +220,7 @@ def test_a_long_episode_is_played_in_several_calls(
 
 @pytest.fixture
 def played(script, monkeypatch):
-    """Replaces playing by a stored episode."""
+    """Replaces the function that plays an episode by a stored episode."""
     monkeypatch.setattr(script, "play_episode", lambda *_, **__: episode(CASES["cart_pole"][1]))
 
 

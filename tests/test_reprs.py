@@ -1,4 +1,4 @@
-"""The text of a training state and of a run's result: shapes in place of arrays."""
+"""Tests the text of a training state and of a run's result: shapes replace arrays."""
 
 import folders
 import gymnax

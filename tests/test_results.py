@@ -1,4 +1,4 @@
-"""The result of a complete run is written, also if the run fails or is interrupted."""
+"""Tests that the result of a complete run is written, also if the run fails or is interrupted."""
 
 import json
 import os

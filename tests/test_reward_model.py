@@ -1,4 +1,5 @@
-"""The reward model and the problem with its rewards: pairs, loss, position, frozen parameters."""
+"""Tests the reward model and the problem with its rewards: pairs, loss, position, frozen
+parameters."""
 
 import dataclasses
 import functools
@@ -68,7 +69,8 @@ def collected():
 
 
 def test_loss_by_hand():
-    """r_w = 2, r_l = ½: −log σ(1.5) = .2014, gradient −σ(−1.5) = −.1824 by r_w, .1824 by r_l."""
+    """For r_w = 2, r_l = ½, the loss is −log σ(1.5) = .2014, with gradient −σ(−1.5) = −.1824 by
+    r_w, .1824 by r_l."""
     value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(
         jnp.float32(2.0), jnp.float32(0.5)
     )
@@ -95,7 +97,7 @@ def compared():
 
 
 def rights(pairs):
-    """Returns whether each completion is right, `[N, 2]`, by reading it."""
+    """Returns whether each completion is right, `[N, 2]`, by parsing the completion."""
 
     def right(tokens):
         text = TASK.tokenizer.decode(tokens.tolist(), pad=" ").strip()
@@ -112,15 +114,16 @@ def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
     clean, noisy = (rights(pairs(flip)) for flip in (0.0, 0.25))
     differ = np.asarray(pairs(0.0).differ)
     np.testing.assert_array_equal(differ, clean[:, 0] != clean[:, 1])
-    assert 0.3 < differ.mean() < 0.7  # a demonstration beside a policy that guesses
+    # The other completion is a demonstration, and the policy guesses.
+    assert 0.3 < differ.mean() < 0.7
     assert clean[differ, 0].all()
     np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
 
 
 def test_pairs_are_of_training_prompts_and_at_the_temperature():
-    """About half of the pairs have no demonstration.
+    """About half of the pairs do not contain a demonstration.
 
-    Near temperature 0 their two samples are equal.
+    Near temperature 0 the two samples of a pair are equal.
     """
     prompts = np.asarray(pairs(0.0).inputs.tokens)[:, 0, :-BUDGET]
     texts = [TASK.tokenizer.decode(row.tolist(), pad=" ").strip("= ") for row in prompts]
@@ -135,14 +138,15 @@ def test_pairs_are_of_training_prompts_and_at_the_temperature():
 
 
 def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
-    """Ties and fresh pairs prefer the opposite token: a fit that reads them would learn it."""
+    """Ties and fresh pairs prefer the opposite token: a fit that used them would learn the opposite
+    preference."""
     monkeypatch.setattr(reward_model, "FRESH", 16)
     asked = []
 
     def compare(task, policy, params, key, num_pairs, *, flip, **options):
         asked.append((num_pairs, options))
         fresh, differ = flip == 0.0, jnp.arange(num_pairs) < 2
-        # Tokens 3 and 4; training pairs that differ prefer the first.
+        # The tokens are 3 and 4; training pairs that differ prefer token 3.
         better = jnp.where(differ & ~fresh, 3, 4)
         pair = jnp.stack([better, 7 - better], axis=1)[:, :, None]
         tokens = jnp.concatenate([jnp.full_like(pair, 5 + fresh), pair], axis=2)
@@ -217,7 +221,7 @@ def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
 
 
 def test_reward_is_that_of_the_last_token_and_nowhere_else():
-    """At EOS, or the budget's last token, the reward is the model's score of the text so far."""
+    """At EOS, or at the budget's last token, the reward is the model's score of the text so far."""
     collector, batch, _ = collected()
     judge, length = collector.replicated["reward_model"], batch.mask.sum(1)
     assert len(set(length)) > 1
@@ -263,9 +267,9 @@ def test_padding_cannot_change_the_reward():
 
 
 def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
-    """Members of a group differ in the model's reward, although the verifier scores them all 0.
+    """Members of a group differ in the model's reward, although the verifier scores all of them 0.
 
-    `test_algorithms` covers PPO.
+    The module `test_algorithms` covers PPO.
     """
     judge = fitted()
     problem = language.learned_reward(

@@ -1,4 +1,5 @@
-"""`jaxrl-po language` with rewards in Python and prompts from files: bad input, and the example."""
+"""Tests `jaxrl-po language` with rewards in Python and prompts from files: bad input, and the
+example."""
 
 import json
 import re
@@ -125,7 +126,7 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "reward.py").read_text(encoding="utf-8") in page
-    lines = page.replace("\\\n", "")  # a command may have several
+    lines = page.replace("\\\n", "")  # one line of documentation may have several commands
     [command] = re.findall(
         r"^jaxrl-po language (.*--reward=examples/reward\.py.*)$", lines, re.MULTILINE
     )
@@ -187,7 +188,7 @@ def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
     flags += ["--problem.max_new_tokens=3", "--log_every=1", "--eval_every=2"]
     assert main(flags) == status
     said = capfd.readouterr()
-    if status:  # the last evaluation failed: a resumed run repeats it
+    if status:  # the last evaluation failed: a resumed run repeats the evaluation
         assert "in an evaluation; saved at iteration 4" in said.err
         assert not (out / "summary.json").exists()
         assert main([f"--out={out}", "--resume"]) == 0
@@ -213,7 +214,8 @@ def down(completions, **columns):
 """
 
 
-# At iterations 0 and 2 an evaluation makes one call, and its examples two: greedy and sampled.
+# At iterations 0 and 2 an evaluation makes one call, and the examples make two calls: greedy and
+# sampled.
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("calls", [3, 4])
 def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
@@ -247,7 +249,7 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
 
 
 def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
-    """DAPO extends the budget beyond the longest answer for its penalty."""
+    """For its penalty, DAPO extends the budget beyond the longest answer."""
     from jaxrl_po.run.devices.parallel import choose
     from jaxrl_po.run.experiment import language as script
     from jaxrl_po.run.experiment import rewarding, settings

@@ -1,4 +1,4 @@
-"""Shaping of outcome rewards."""
+"""Tests the shaping of outcome rewards."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jaxrl_po.language.rewards import soft_overlong
 
 
 def test_golden_values_of_dapo():
-    """L_max = 20480, cache 4096: 0 up to 16384, −½ halfway at 18432, −1 from 20480 on."""
+    """With L_max = 20480 and a cache of 4096, the reward is 0 up to 16384, −½ halfway at 18432, −1
+    from 20480 on."""
     length = jnp.array([0, 1, 16384, 17408, 18432, 20479, 20480, 20481, 40960])
     want = [0.0, 0.0, 0.0, -0.25, -0.5, -4095 / 4096, -1.0, -1.0, -1.0]
     np.testing.assert_allclose(soft_overlong(length, max_length=20480, cache=4096), want, rtol=1e-7)

@@ -1,4 +1,4 @@
-"""RoPE in two spellings, `rope_parameters` and `rope_scaling`: they agree, or are refused."""
+"""Tests RoPE in two spellings, `rope_parameters` and `rope_scaling`: they agree, or are refused."""
 
 import families
 import pytest
@@ -18,7 +18,7 @@ THETA = 5e5
 
 
 def read(family, **spellings):
-    """Reads a model whose configuration has only these spellings of RoPE."""
+    """Loads a model whose configuration has only some spellings of RoPE."""
     plain = {k: v for k, v in families.CONFIGS[family].items() if not k.startswith("rope_")}
     return architectures.read(plain | spellings)
 
@@ -28,7 +28,7 @@ def read(family, **spellings):
 def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
     scaling = KINDS[kind]
     new, old = scaling | {"rope_theta": THETA}, dict(scaling)
-    old["type"] = old.pop("rope_type")  # an older name
+    old["type"] = old.pop("rope_type")  # an older name of the same setting
     expected = read(family, rope_theta=THETA, rope_scaling=scaling)
     assert expected.rope.theta == THETA
     assert expected.rope.factor == 8.0
@@ -44,7 +44,7 @@ def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_an_export_has_both_spellings(family):
-    """`transformers` 4 does not read `rope_parameters`, and falls back to θ = 10,000."""
+    """Version 4 of `transformers` ignores `rope_parameters`, and falls back to θ = 10,000."""
     model = architectures.read(families.CONFIGS[family])
     written = architectures.write(model)
     former = {key: value for key, value in written.items() if key != "rope_parameters"}

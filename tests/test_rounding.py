@@ -1,4 +1,5 @@
-"""Decisions that rounding must not make: equal outcomes, constant data, small steps, small sets."""
+"""Tests decisions that must not depend on rounding: equal outcomes, constant data, small steps,
+small sets."""
 
 import itertools
 from types import SimpleNamespace
@@ -36,7 +37,8 @@ DIFFERENT = [
 
 @jax.jit
 def compared(rewards):
-    """Returns outcomes of one group `[G, T]`, and the result of each comparison of the group."""
+    """Returns outcomes of one group `[G, T]`, and the result of each comparison within the
+    group."""
     mask = jnp.ones((1, *rewards.shape), bool)
     sums = jax.tree.map(lambda x: x[:, 0], compensated.sums_to_go(rewards))
     stratum = jnp.zeros(len(rewards), jnp.int32)
@@ -77,7 +79,7 @@ def test_a_real_difference_is_a_full_advantage(rewards):
 
 
 def ordered(rewards):
-    """Returns a problem with two actions, whose rewards differ only in order: `[P·G, T]`."""
+    """Returns a problem with two actions, whose rewards differ only in their order: `[P·G, T]`."""
     problem = tabular_problem(num_prompts=4, group_size=4, num_steps=3, dense=False)
 
     def collect(params, collector, key):
@@ -97,7 +99,7 @@ def test_nothing_is_learned_from_the_order_of_rewards(rewards):
     after, metrics = jax.jit(learner.step)(state)
     assert float(metrics["signal"].value()) == 0.0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
-    # The refill waits for a group that never comes.
+    # the refill waits for an informative group that never appears
     _, batch = jax.jit(dynamic_sampling(problem, 2).collect)(
         *problem.init(jax.random.key(0)), jax.random.key(1)
     )
@@ -118,7 +120,8 @@ def test_a_constant_observation_is_normalised_to_zero():
 
 
 def test_a_billion_samples_do_not_stop_the_count():
-    """One sample's weight is below the rounding of the sums, and the std stays that in the data."""
+    """The weight of one sample is below the rounding of the sums, and the std remains that of the
+    data."""
     merge = jax.jit(normalizer.merge_batch)
     generator = np.random.default_rng(0)
     statistics = normalizer.Normalizer(jnp.int32(10**9), jnp.zeros(1), jnp.ones(1))
@@ -186,7 +189,7 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass(probabilities, top_p, kept
 
 
 def test_a_token_of_just_the_least_probability_stays():
-    """A fifth of 1 / 2 is 1 / 10, a seventh 1 / 14, and so on, in rounded logarithms."""
+    """In rounded logarithms, a fifth of 1 / 2 is 1 / 10, a seventh 1 / 14, and so on."""
     part = 1.0 / np.arange(2, 60)
     for least in part:
         pair = jnp.log(jnp.array([0.5, 0.5 * least], jnp.float32))

@@ -1,4 +1,4 @@
-"""The loop: chunks, lines, checkpoints, resume."""
+"""Tests the training loop: chunks, lines, checkpoints, resume."""
 
 import os
 import signal
@@ -49,7 +49,8 @@ def test_row_holds_seeds_aggregates_and_clock(whole):
     row = read(whole[0] / "metrics.jsonl")[1]
     assert len(row["size"]) == SEEDS
     assert row["size/mean"] == pytest.approx(np.mean(row["size"]))
-    assert row["size/iqm"] == pytest.approx(np.mean(row["size"]))  # of three seeds none is dropped
+    # Of three seeds no seed is dropped.
+    assert row["size/iqm"] == pytest.approx(np.mean(row["size"]))
     clock = {name for name in row if name.startswith("time/")}
     assert clock == {"time/seconds", "time/steps_per_second", "time/compile_seconds"}
     assert row["time/steps_per_second"] == pytest.approx(5 * 10 * SEEDS / row["time/seconds"])
@@ -96,7 +97,7 @@ def test_lines_after_the_checkpoint_are_written_again(tmp_path, whole):
     run(tmp_path, iterations=10)
     with (tmp_path / "metrics.jsonl").open(
         "a"
-    ) as file:  # as a kill between a line and its checkpoint leaves it
+    ) as file:  # the state after a kill between a line and its checkpoint
         file.write(
             '{"iteration": 15, "step": 150, "greedy_return/mean": 1e9}\n{"iteration": 20, "st'
         )
@@ -110,7 +111,7 @@ def test_a_larger_total_extends_the_run(tmp_path, whole):
     outcome = run(tmp_path, resume=True)
     assert bits(outcome.state) == bits(whole[1].state)
     rows = {row["iteration"]: row for row in lines(tmp_path)}
-    assert list(rows) == [0, 5, 10, 12, 15, 20, 23]  # the old end keeps its line
+    assert list(rows) == [0, 5, 10, 12, 15, 20, 23]  # the former last iteration keeps its line
     assert rows[20] == lines(whole[0])[4]
 
 
@@ -119,7 +120,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     before = (tmp_path / "metrics.jsonl").read_bytes()
     reporter = Silent()
     again = run(tmp_path, reporter, iterations=5, resume=True)
-    assert reporter.phases == []  # nothing is compiled
+    assert reporter.phases == []  # no program is compiled
     assert reporter.reported == ["nothing left to do: iteration 5 (step 50) is reached"]
     assert bits(again.state) == bits(first.state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
@@ -138,7 +139,8 @@ def test_damaged_checkpoint_is_reported_and_dropped(tmp_path, whole):
 
 
 def test_a_seed_that_only_skips_stops_the_run(tmp_path):
-    # seed 1 skips every update from step 12 on: the fourth in a row is iteration 16, counted from 1
+    # seed 1 skips every update from step 12 on: the fourth skipped update in a row is iteration 16,
+    # counted from 1
     learner = toy(lambda step, seed: (seed == 1) & (step >= 12))
     with pytest.raises(
         Diverged,
@@ -146,12 +148,12 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
     ):
         run(tmp_path, learner=learner, skipped=4)
     with Store(tmp_path / "checkpoints" / "latest") as latest:
-        assert latest.iterations() == [5, 10]  # none of the bad streak
+        assert latest.iterations() == [5, 10]  # no state of the bad streak
     assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
 
 
 def test_occasional_skips_do_not_stop_the_run(tmp_path):
-    learner = toy(lambda step, seed: step % 4 != 0)  # three in a row at most
+    learner = toy(lambda step, seed: step % 4 != 0)  # at most three skipped updates in a row
     assert run(tmp_path, learner=learner, skipped=4).iteration == 23
 
 
@@ -185,7 +187,7 @@ def test_memory_is_reported_and_in_first_row(tmp_path):
     run(tmp_path, reporter, iterations=5)
     assert reporter.reported[0].startswith("3 seeds on 1 device; a device holds 96 bytes ")
     first, second = read(tmp_path / "metrics.jsonl")
-    # Of each seed four floats, a key of two words, the coefficient and the step.
+    # each seed has four floats, a key of two words, the coefficient and the step
     assert first["memory/state_bytes"] == SEEDS * (4 * 4 + 8 + 4 + 4)
     assert first["memory/peak_bytes"] > first["memory/state_bytes"]
     assert not any(name.startswith("memory/") for name in second)
@@ -200,7 +202,7 @@ def test_a_compiler_that_tells_nothing_of_memory(whole):
 
 
 def read_walk(arrays):
-    """The first two components of the walk of each seed."""
+    """Returns the first two components of the walk of each seed."""
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arrays))
     return [{"seed": s, "at": row.tolist()} for s, row in enumerate(arrays["walk"])]
 
@@ -218,7 +220,7 @@ def test_examples_of_every_evaluation_are_kept(tmp_path, whole):
     np.testing.assert_allclose(
         [row["at"] for row in rows[-SEEDS:]], outcome.state.params.policy[:, :2], rtol=1e-6
     )
-    assert lines(tmp_path) == lines(whole[0])  # showing changes nothing
+    assert lines(tmp_path) == lines(whole[0])  # showing examples does not change the run
     assert not (whole[0] / "samples.jsonl").exists()
 
 
@@ -228,7 +230,7 @@ def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
     run(cut, examples=EXAMPLES, iterations=10)
     with (cut / "samples.jsonl").open(
         "a"
-    ) as file:  # as a kill between the examples and their checkpoint leaves it
+    ) as file:  # the state after a kill between the examples and their checkpoint
         file.write(
             '{"iteration": 20, "step": 200, "seed": 0, "at": [0.0, 0.0]}\n{"iteration": 20, "st'
         )
@@ -236,7 +238,7 @@ def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
     assert (cut / "samples.jsonl").read_bytes() == (
         tmp_path / "whole" / "samples.jsonl"
     ).read_bytes()
-    run(cut, examples=EXAMPLES)  # afresh, not resumed
+    run(cut, examples=EXAMPLES)  # the run is started again, not resumed
     assert (cut / "samples.jsonl").read_bytes() == (
         tmp_path / "whole" / "samples.jsonl"
     ).read_bytes()
@@ -257,7 +259,7 @@ def test_one_program_serves_every_chunk_and_every_length(tmp_path):
 
 
 def test_later_of_equal_scores_is_best(tmp_path):
-    """A tie between initial and trained policy selects the trained one."""
+    """A tie between initial and trained policy selects the trained policy."""
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     rows = [{"iteration": i, "score": [x], "score/mean": x} for i, x in enumerate((0.0, 0.0, -1.0))]
     assert [log.write(row) for row in rows] == [True, True, False]
@@ -267,7 +269,7 @@ def test_partial_mean_selects_no_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     log = Log(tmp_path / "metrics.jsonl", "score", after=0)
     part = {"score": [1.0], "score/mean": 1.0, "evaluation_failures": [0.25]}
-    assert log.write({"iteration": 1, **part})  # the first
+    assert log.write({"iteration": 1, **part})  # the first checkpoint
     assert log.write({"iteration": 2, **part, "score/mean": 0.5, "evaluation_failures": [0.0]})
     assert not log.write({"iteration": 3, **part})
 
@@ -288,7 +290,8 @@ def test_row_with_a_nan_seed_is_not_best(tmp_path):
     ("seconds", "calls"), [(0.0, [1] * 10), (2.0, [1, 2, 2, 2, 2, 1]), (1e9, [1, 4, 5])]
 )
 def test_chunk_is_split_into_timed_calls(monkeypatch, seconds, calls):
-    """Each iteration takes a second; of the metrics of a call the first of its n are valid."""
+    """Each iteration takes a second; in a call of n iterations, the first n rows of the metrics are
+    valid."""
     now, asked = [0.0], []
 
     def program(state, n):
@@ -310,7 +313,7 @@ def test_chunk_is_split_into_timed_calls(monkeypatch, seconds, calls):
 
 
 def test_processes_agree_on_call_length_and_stop(monkeypatch):
-    """Another process is slower, and hears a signal at its second call."""
+    """The other process is slower, and receives a signal at its second call."""
     asked, heard = [], [False, False, True]
 
     def program(state, n):
@@ -324,7 +327,7 @@ def test_processes_agree_on_call_length_and_stop(monkeypatch):
 
 
 def interrupted_after(calls, monkeypatch):
-    """A signal within a chunk, after that many of its calls of one iteration."""
+    """Sends a signal within a chunk, after a number of the chunk's calls of one iteration."""
     asked, heard = [], threading.Event()
 
     def any_of(flag):
@@ -347,9 +350,9 @@ def test_run_stopped_within_a_chunk_equals_uninterrupted(tmp_path, whole, monkey
         interrupted_after(calls, patch)
         stopped = run(tmp_path, Silent())
     assert stopped.interrupted
-    assert stopped.iteration % 5  # in the middle
+    assert stopped.iteration % 5  # in the middle of the chunk
     assert read(tmp_path / "metrics.jsonl")[-1]["iteration"] == stopped.iteration // 5 * 5
-    with monkeypatch.context() as patch:  # once more, in the same chunk
+    with monkeypatch.context() as patch:  # a second time, in the same chunk
         interrupted_after(1, patch)
         assert run(tmp_path, resume=True).iteration == stopped.iteration + 1
     outcome = run(tmp_path, resume=True)

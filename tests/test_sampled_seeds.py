@@ -1,4 +1,4 @@
-"""Many seeds under vmap sample in one loop: all seeds share its counter."""
+"""Tests that many seeds under vmap sample in one loop: all seeds share the loop's counter."""
 
 import math
 
@@ -9,7 +9,8 @@ from traced import equations
 
 
 def places(jaxpr):
-    """Returns to how many places each write into an array goes, in a program at any depth."""
+    """Returns the number of places that each write into an array goes to, in a program at any
+    depth."""
     found = []
     for equation in equations(jaxpr):
         if equation.primitive.name == "dynamic_update_slice":
@@ -21,7 +22,7 @@ def places(jaxpr):
 
 @pytest.mark.parametrize("make", [language_problem, dialogue_problem])
 def test_seeds_write_in_one_slice(make):
-    """Every write to the cache would be a scatter over seeds with a counter for each seed."""
+    """With a counter for each seed, every write to the cache would be a scatter over seeds."""
     problem = make()
 
     def collect(key):

@@ -1,4 +1,4 @@
-"""Sampling: shared prompts, keys, temperature, and the end of a completion."""
+"""Tests sampling: shared prompts, keys, temperature, and the end of a completion."""
 
 import functools
 
@@ -21,7 +21,7 @@ KEYS = jax.random.split(jax.random.key(5), 4)
 class Script:
     """Stand-in for a transformer: the logits of the next token are `table[token]`.
 
-    Records shapes.
+    The stand-in records the shapes of its arguments.
     """
 
     def __init__(self, table):
@@ -44,7 +44,7 @@ def countdown():
 
 
 def ending(*tokens):
-    """Returns prompts of three tokens with these last tokens."""
+    """Returns prompts of three tokens that end with specified tokens."""
     return jnp.array([[5, 5, token] for token in tokens]), jnp.zeros(len(tokens), jnp.int32)
 
 
@@ -69,7 +69,7 @@ def sampler(model=MODEL, **options):
 
 
 def test_golden_end_of_completions():
-    """EOS counts, only PAD follows, and a row without EOS in its budget has not ended."""
+    """EOS counts, only PAD follows EOS, and a row without EOS in its budget has not ended."""
     completions = sampler(countdown())((), *ending(2, 4, 6, 9), KEYS)
     assert completions.tokens.tolist() == [
         [1, 0, 0, 0, 0],
@@ -79,12 +79,13 @@ def test_golden_end_of_completions():
     ]
     assert completions.length.tolist() == [1, 3, 5, 5]
     assert completions.ended.tolist() == [True, True, True, False]
-    # The log-probability is 0: certainty before the end, and zeroed after it.
+    # The log-probability is 0: the model is certain before the end, and slots after the end are
+    # zeroed.
     np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
 
 
 def test_a_generated_pad_is_a_token_and_not_the_end():
-    """A PAD drawn by the policy is a token: it has a log-probability and counts in the length."""
+    """A PAD that the policy draws is a token: it has a log-probability and counts in the length."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[3, PAD], table[PAD, 2], table[2, EOS], table[EOS, EOS] = 0.0, 0.0, 0.0, 0.0
     completions = sampler(Script(table))((), *ending(3), KEYS[:1])
@@ -106,7 +107,8 @@ def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row(
     completions = sampler(model, group_size=3)((), *ending(2, 4), KEYS[:2])
     jax.effects_barrier()
     assert completions.tokens.shape == (6, BUDGET)
-    assert model.shapes == [(2, 3), (6, 1)]  # two prompts of three tokens, then steps of six rows
+    # Two prompts of three tokens are processed once, then six rows step by step.
+    assert model.shapes == [(2, 3), (6, 1)]
     assert sorted(map(int, model.calls)) == [
         0,
         3,
@@ -131,11 +133,11 @@ def test_vmap_keeps_what_has_ended():
 
 
 def reference(prompt, pad, key, member, temperature, *, greedy=False):
-    """Computes one completion by passes over the bare prompt: no cache, no group, no padding."""
+    """Computes one completion by passes over the bare prompt: without cache, group or padding."""
     tokens, log_probs = prompt[int(pad) :].tolist(), []
     key = jax.random.fold_in(key, member)
     for t in range(BUDGET):
-        # Padding on the right keeps one compiled shape; no token sees later positions.
+        # Padding on the right keeps one compiled shape; no token attends to later positions.
         filled = np.array([tokens + [PAD] * (PROMPT.shape[1] + BUDGET - len(tokens))])
         logits = np.asarray(whole_pass(filled))[0, len(tokens) - 1] / np.float32(temperature)
         token = int(logits.argmax() if greedy else draw(key, t, logits))
@@ -163,7 +165,8 @@ def whole_pass(tokens):
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
 def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature, greedy):
-    """Prompts are ragged, queries grouped. The test also fixes which key draws which token."""
+    """Prompts are ragged, and queries are grouped. The test also fixes which key draws which
+    token."""
     completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(
         parameters(), PROMPT, PADDING, KEYS
     )
@@ -177,7 +180,7 @@ def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature,
         np.testing.assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
         assert int(completions.length[row]) == want[2]
         lengths.add(want[2])
-    assert greedy or len(lengths) > 1  # some sampled completions end early
+    assert greedy or len(lengths) > 1  # some sampled completions end before the budget
 
 
 def test_halves_of_the_prompts_give_the_completions_of_the_whole():
@@ -191,7 +194,8 @@ def test_halves_of_the_prompts_give_the_completions_of_the_whole():
 
 
 def test_members_keys_and_positions_draw_independently():
-    """Tokens are uniform over ten: of 4 · 50 rows, two share a token by chance, not all tokens."""
+    """Tokens are uniform over ten tokens: of 4 · 50 rows, two share one token by chance, but not
+    all tokens."""
     model = Script(np.zeros((VOCABULARY, VOCABULARY)))
     run = sampler(model, group_size=50, eos=-1)
     tokens = run((), *ending(5, 5, 5, 5), KEYS).tokens
@@ -206,7 +210,8 @@ def test_members_keys_and_positions_draw_independently():
 
 
 def test_temperature_is_that_of_the_distribution():
-    """For logits (log 4, 0) of tokens 2 and 3, odds are √4 = 2 at T = 2 and 4² = 16 at T = ½."""
+    """For logits (log 4, 0) of tokens 2 and 3, the odds are √4 = 2 at T = 2 and 4² = 16 at T =
+    ½."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[:, 2:4] = np.log(4.0), 0.0
     for temperature, odds in ((1.0, 4.0), (2.0, 2.0), (0.5, 16.0)):
@@ -221,7 +226,7 @@ def test_temperature_is_that_of_the_distribution():
 
 
 def kept(probabilities, *, top_k=0, top_p=1.0, min_p=0.0):
-    """Returns the kept tokens, one at a time from the most likely down, in float64."""
+    """Returns the kept tokens, added one at a time from the most likely down, in float64."""
     order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))[
         : top_k or None
     ]
@@ -260,7 +265,8 @@ def left(logits, **options):
 
 
 def test_of_equals_at_the_edge_the_lower_indices_stay():
-    """½ + ¼ reaches 0.7 with either of tokens 1 and 3; of ten equal tokens, seven reach 0.65."""
+    """Token probabilities ½ + ¼ reach 0.7 with token 1 or with token 3; of ten equal tokens, seven
+    reach 0.65."""
     logits = np.log(np.float32([1e-9, 0.25, 0.5, 0.25]))
     assert left(logits, top_p=0.7) == [False, True, True, False]
     assert left(logits, top_k=2) == [False, True, True, False]
@@ -270,12 +276,12 @@ def test_of_equals_at_the_edge_the_lower_indices_stay():
 @pytest.mark.parametrize("held", [HELD, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
-    """Rows are random with few values, some subnormal, which sort differently by their bits."""
+    """Rows are random with few values, some of them subnormal, whose bits sort differently."""
     monkeypatch.setattr(unembedding, "HELD", held)
     values = np.array([-0.0, 0.0, 1e-40, -1e-40, -np.inf, 1.0])
     rows = np.random.default_rng(3).choice(values, (300, VOCABULARY), p=[0.3, 0.3, *[0.1] * 4])
     rows[0] = [-0.0] * 5 + [0.0] * 5
-    rows[1:, 0] = -0.0  # some token of each row is possible
+    rows[1:, 0] = -0.0  # at least one token of each row is possible
     logits = jnp.asarray(rows, dtype)
     # The device decides whether subnormal numbers are equal to 0.
     compared = np.where(logits == 0, 0.0, np.asarray(logits, np.float64))
@@ -289,10 +295,11 @@ def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
 
 
 def test_top_p_is_of_what_the_others_left():
-    """From 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: the first token alone holds half of that.
+    """From 0.4, 0.3, 0.2, 0.1 top-k leaves 4/7 and 3/7: the first token alone has more than half of
+    this.
 
-    Min-p at 0.6 leaves the same two, and min-p at 0.75, the ratio of the second to the first,
-    leaves both.
+    Min-p at 0.6 leaves the same two tokens, and min-p at 0.75, the ratio of the second to the
+    first, leaves both.
     """
     logits = np.log(np.float32([0.4, 0.3, 0.2, 0.1]))
     assert left(logits, top_k=2, top_p=0.5) == [True, False, False, False]
@@ -313,7 +320,8 @@ def test_top_p_is_of_what_the_others_left():
     ],
 )
 def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options, held, monkeypatch):
-    """The distribution is μ = π 1[S] / π(S) for first and later tokens; S is a mask or a list."""
+    """The distribution is μ = π 1[S] / π(S) for first and later tokens; S is stored as a mask or a
+    list."""
     monkeypatch.setattr(unembedding, "HELD", held)
     filters = {name: x for name, x in options.items() if name != "temperature"}
     table = np.random.default_rng(1).normal(size=(VOCABULARY, VOCABULARY)) * 2
@@ -344,7 +352,8 @@ def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options,
 
 
 def test_truncation_keeps_the_meaning_of_the_end():
-    """Top-p with a shared key: PAD after EOS, consistent lengths and ends, only allowed tokens."""
+    """The case is top-p with a shared key: PAD after EOS, consistent lengths and ends, only allowed
+    tokens."""
     full = sampler(group_size=50)(parameters(), PROMPT, PADDING, KEYS)
     cut = sampler(group_size=50, top_p=0.7, top_k=4)(parameters(), PROMPT, PADDING, KEYS)
     assert not np.array_equal(full.tokens, cut.tokens)
@@ -357,7 +366,7 @@ def test_truncation_keeps_the_meaning_of_the_end():
     assert (tokens[after] == PAD).all()
     np.testing.assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
     assert (np.asarray(cut.log_prob)[~after] <= 0.0).all()
-    assert cut.kept is None  # the default does not return the sets
+    assert cut.kept is None  # by default the sets of tokens are not returned
 
 
 def test_the_most_likely_alone_is_greedy_and_certain():

@@ -1,4 +1,4 @@
-"""Rewards from Python functions, and every kind of failure."""
+"""Tests rewards from Python functions, and every kind of failure."""
 
 import asyncio
 import pickle
@@ -23,7 +23,7 @@ from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch
 
 HERE = Path(__file__).parent / "reward_functions.py"
-TASK = language.tasks.addition(1)  # prompts of four tokens, answers of two digits and EOS
+TASK = language.tasks.addition(1)  # prompts have four tokens, answers two digits and EOS
 
 
 def of(name, weight=1.0):
@@ -39,7 +39,7 @@ def rows(texts, length, *, left=False):
 
 
 def batch_of(prompts, completions, *, seeds=1):
-    """A batch without a reward: groups of two, a budget of three tokens."""
+    """Returns a batch without a reward: groups of two, a budget of three tokens."""
     texts = rows(prompts, 4, left=True)
     action = rows(completions, 3)
     length = np.array([min(len(c) + 1, 3) for c in completions])
@@ -68,7 +68,7 @@ def batch_of(prompts, completions, *, seeds=1):
 
 
 PROMPTS = ["1+2=", "1+2=", "9+9=", "9+9="]
-COMPLETIONS = ["30", "31", "81", "8+1"]  # the last one has no EOS
+COMPLETIONS = ["30", "31", "81", "8+1"]  # the last completion does not have an EOS
 
 
 def score(*rewards, first=False, seeds=1, told=None, columns=None, **options):
@@ -98,7 +98,7 @@ def test_the_accuracy_is_that_of_the_first_function():
     batch, means = score(of("digits"), of("exact"))
     np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
     assert float(means["accuracy"].value()[0]) == 0.75
-    # Both members of the first group are digits.
+    # both members of the first group consist of digits
     assert float(means["dead_groups"].value()[0]) == 0.5
 
 
@@ -142,7 +142,7 @@ def test_failures_score_0_are_counted_and_told_once(name):
     failed = {"nan": [1, 1, 0, 0], "huge": [1, 0, 0, 0]}.get(name, [1, 1, 1, 1])
     kept = 1.0 - np.array(failed, np.float32)
     np.testing.assert_array_equal(batch.score.ravel(), kept)
-    # The other reward stays.
+    # the other reward function still counts
     np.testing.assert_array_equal(batch.reward.sum(axis=2)[0], kept + 0.25 * np.array([1, 0, 1, 0]))
     assert float(means["reward_failures"].value()[0]) == np.mean(failed)
     assert len(told) == 1
@@ -150,7 +150,8 @@ def test_failures_score_0_are_counted_and_told_once(name):
 
 
 def test_what_stands_in_the_data_set_may_run(tmp_path):
-    """reasoning-gym's sorting evaluates its own answer; a completion must not, even in a `try`."""
+    """The sorting task of reasoning-gym evaluates its own answer; a completion must not run code,
+    even in a `try`."""
     path = tmp_path / "own.py"
     path.write_text(
         "def own(completions, answer, **columns):\n    return [float(eval(a)) for a in answer]\n"
@@ -177,7 +178,8 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
 
 
 def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_path, monkeypatch):
-    """They make functions and classes by `exec`: scipy and attrs, jinja2 each template."""
+    """Packages make functions and classes by `exec`: scipy and attrs, and jinja2 for each
+    template."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "maker.py").write_text(
@@ -219,7 +221,7 @@ def test_what_no_function_judges_takes_no_part():
     told = []
     batch, means = score(of("abstains", 2.0), told=told, seeds=2)
     assert batch.mask.any(axis=2).tolist() == [[True, False, False, False]] * 2
-    # The mean of the others, so that the group's is theirs.
+    # An unscored row gets the mean of the other rows, so that the group's mean is theirs.
     np.testing.assert_array_equal(batch.score, [[[1, 1], [0, 0]]] * 2)
     np.testing.assert_array_equal(batch.reward.sum(axis=2), [[2, 2, 0, 0]] * 2)
     values = {name: float(mean.value()[1]) for name, mean in means.items()}
@@ -227,7 +229,7 @@ def test_what_no_function_judges_takes_no_part():
     assert values == {"dead_groups": 1.0, "wrong_length": 0.0, **told_of}
     assert len(told) == 1
     assert "no reward function judges 6 of 8 completions" in told[0]
-    # Another function judges them, and the failed ones: these count 0.
+    # Another function scores the unscored and the failed rows: failed rows count 0.
     both, means = score(of("abstains", 2.0), of("exact"), told=told)
     assert both.mask.any(axis=2).all()
     np.testing.assert_array_equal(both.score, [[[1, 0], [1, 0]]])
@@ -236,7 +238,7 @@ def test_what_no_function_judges_takes_no_part():
 
 
 def answered():
-    """Answers of two seeds to four prompts."""
+    """Returns answers of two seeds to four prompts."""
     batch = batch_of(PROMPTS, ["30", "3", "81", "81"], seeds=2)
     length = batch.mask.sum(axis=2)[..., None]
     return Answers(
@@ -252,7 +254,7 @@ def answered():
 
 
 def test_an_evaluation_is_of_what_is_judged():
-    """The first prompt is right, the second wrong, and nobody judges the others."""
+    """The first prompt is right, the second wrong, and no function scores the other prompts."""
     answers = answered()
     with HostScore([of("abstains"), of("exact")], TASK) as give:
         both = rewarding.rescore(give, {"greedy": jax.tree.map(lambda x: x[0], answers)})
@@ -264,7 +266,8 @@ def test_an_evaluation_is_of_what_is_judged():
 
 
 def test_rows_with_failed_reward_leave_the_mean(tmp_path, capsys):
-    """The first two of four rows fail, and the others are right; the line counts the two."""
+    """The first two of four rows fail, and the other rows are right; the line counts the failed
+    rows."""
     answers = answered()
     with HostScore([of("nan")], TASK) as give:
         found = rewarding.score_evaluation(give, {"greedy": answers})
@@ -347,25 +350,26 @@ def test_async_functions_are_awaited():
         return await asyncio.gather(*map(one, completions))
 
     for function in (each, lambda completions: [one(text) for text in completions]):
-        for _ in range(2):  # a lock belongs to one loop
+        for _ in range(2):  # a lock belongs to one event loop
             reply = scoring_worker.answer_request(function, None, {"completions": ["a", "bc"]})
             assert reply == {"scores": [1.0, 2.0]}
 
-    async def notebook():  # whose thread runs a loop already
+    async def notebook():  # the thread of a notebook already runs an event loop
         return scoring_worker.awaited(asyncio.sleep(0, "slept"))
 
     assert asyncio.run(notebook()) == "slept"
 
 
 class Held:
-    """A reward that is an object."""
+    """Reward that is a callable object."""
 
     def __call__(self, completions, **columns):
         return [0.0 for _ in completions]
 
 
 def test_functions_names_and_objects_may_be_listed():
-    """A list of Python functions, names of ours and `file.py:name`, each with its weight."""
+    """The list has Python functions, names of built-in rewards and `file.py:name`, each with its
+    weight."""
 
     def long(completions, **columns):
         return [float(len(text)) for text in completions]

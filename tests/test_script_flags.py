@@ -1,4 +1,4 @@
-"""Flags of scripts, read before anything compiles."""
+"""Tests flags of scripts, which are parsed before any compilation."""
 
 import pytest
 import tiny
@@ -201,7 +201,7 @@ def test_help_shows_the_common_flags(capsys):
         assert set(flag_lines[0]) < set(flag_lines[1])
         rest = len(flag_lines[1]) - len(flag_lines[0])
         assert short[-1].startswith(f"{rest} more flags: jaxrl-po ")
-        assert not any(line.startswith("--sampler.") for line in short)  # a heading of nothing
+        assert not any(line.startswith("--sampler.") for line in short)  # a heading without flags
 
 
 def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
@@ -356,7 +356,8 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch, written_do
 
 
 def scripts_with_defaults():
-    """Every script, algorithm and (for control) environment that has defaults of its own."""
+    """Returns every script, algorithm and (for control) environment that has defaults of its
+    own."""
     families = {"MuJoCo": "envpool:HalfCheetah-v4"}
     tuned = {
         (path.parent.name, families.get(path.stem, path.stem))
@@ -376,7 +377,7 @@ def scripts_with_defaults():
 
 
 def other_values(field):
-    """Values that may leave another field without effect: of a switch, of a choice, and 0."""
+    """Returns values that may make another field ineffective: of a switch, of a choice, and 0."""
     if isinstance(field.default, bool):
         return [not field.default, field.default]
     within = setting_of(field).within

@@ -1,4 +1,4 @@
-"""Seeds in one program: against runs one after another, and updated in groups."""
+"""Tests seeds in one program: against runs one after another, and updated in groups."""
 
 import time
 
@@ -23,11 +23,11 @@ from jaxrl_po.run.devices.seeds import (
 )
 
 SEEDS, ITERATIONS = 8, 3
-GROWN = 1e-2  # rounding of parameters after the warm start; two seeds differ by 4
+GROWN = 1e-2  # bound on the rounding of parameters after the warm start; two seeds differ by 4
 
 
 def make_learner():
-    """Returns a new learner each time, as each process would compile its own."""
+    """Returns a new learner for each call, as each process would compile its own learner."""
     task = language.tasks.addition(2)
     model = language.ModelSettings(width=32, layers=2, heads=4, kv_heads=4, mlp_width=64).build(
         task.tokenizer.size
@@ -35,7 +35,8 @@ def make_learner():
     problem = language.make_problem(
         task, model, num_prompts=16, group_size=8, warm=language.WarmStart(steps=100, batch_size=64)
     )
-    # At the reference the gradient of its KL is pure rounding, which Adam scales to full steps.
+    # At the reference the gradient of the KL penalty is pure rounding, which Adam scales to full
+    # steps.
     config = grpo.Config(num_minibatches=2, use_reference=False)
     return grpo.make(as_arrays(config), problem)
 
@@ -66,7 +67,8 @@ def no_cache():
 @pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(900)
 def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
-    """Single runs start from states of the vmapped run, as rounding grows in a warm start of Adam.
+    """Single runs start from states of the vmapped run, because rounding grows in a warm start with
+    Adam.
 
     Different parameters sample different tokens, whereas equal states sample equal tokens.
     """

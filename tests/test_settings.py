@@ -1,4 +1,5 @@
-"""Settings of a run: one typed config, merged by origin, the same from flags and from Python."""
+"""Tests settings of a run: one typed config, merged by origin, the same from flags and from
+Python."""
 
 import copy
 import inspect

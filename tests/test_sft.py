@@ -1,4 +1,4 @@
-"""Supervised training: demonstrations, learning from them, and refused demonstrations."""
+"""Tests supervised training: demonstrations, learning from them, and refused demonstrations."""
 
 import json
 import re
@@ -21,12 +21,13 @@ from jaxrl_po.run.data import prompts, tables
 from jaxrl_po.run.experiment import language as script
 from jaxrl_po.run.experiment import models, settings
 
-TASK = addition(2, zero_pad=False)  # answers differ in length
+TASK = addition(2, zero_pad=False)  # the answers differ in length
 MODEL = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
 
 
 def test_a_step_follows_the_cross_entropy_of_the_answers():
-    """The gradient equals that in a warm start on the same demonstrations, in microbatches too."""
+    """The gradient equals the gradient of a warm start on the same demonstrations, in microbatches
+    too."""
     problem = demonstrations.make_problem(TASK, MODEL, num_prompts=8)
 
     def step(state, batch):
@@ -45,7 +46,7 @@ def test_a_step_follows_the_cross_entropy_of_the_answers():
         taken = jnp.take_along_axis(
             log_prob, batch.inputs.tokens[:, -TASK.answer_length :, None], 2
         )
-        # The loss counts tokens up to EOS, and no padding after it.
+        # The loss counts tokens up to EOS, and no padding after EOS.
         ends = (batch.inputs.tokens[:, -TASK.answer_length :] == TASK.tokenizer.eos).argmax(1)
         counted = np.arange(TASK.answer_length) <= np.asarray(ends)[:, None]
         assert 0 < counted.sum() < counted.size
@@ -99,7 +100,7 @@ def test_conversations_that_begin_alike_are_held_out_by_what_differs():
     ]
     parts = prompts.hash_split([prompts.Row(row, "row") for row in said], 0.2, 2, whole=True)
     found = [{row.identity(True) for row in part} for part in tables.read_demonstrations(parts)]
-    assert len(set.union(*found)) == 41  # each last answer, and the first answer once
+    assert len(set.union(*found)) == 41  # each last answer, and the shared first answer once
     assert sum(map(len, found)) == 41
     with pytest.raises(
         ConfigError, match=r"^task.train: row: every held-out demonstration is a training"
@@ -208,10 +209,11 @@ def test_training_and_evaluation_ask_for_their_own_split():
 
 @pytest.mark.slow
 def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
-    """910 of the 10,000 sums of two digits are held out; of one digit 14 of 100.
+    """Of the 10,000 sums of two digits 910 are held out; of the 100 sums of one digit 14.
 
-    The model memorises sums of one digit: their held-out loss rises from 1.4 to 2.6 while
-    training falls to .003. For two digits it falls from 2.6 to .004 – .017 (two seeds of two runs).
+    The model memorises sums of one digit: their held-out loss rises from 1.4 to 2.6 while the
+    training loss falls to .003. For two digits the held-out loss falls from 2.6 to .004 – .017 (two
+    seeds of two runs).
     """
     operands = np.indices((100, 100), np.uint32).reshape(2, -1)
     assert jax.jit(tasks.is_held_out)(*operands).sum() == 910

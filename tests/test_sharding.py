@@ -1,4 +1,5 @@
-"""Sharded parameters: the same numbers, one shard per device, checkpoints that fit any mesh."""
+"""Tests sharded parameters: the same numbers, one shard per device, checkpoints that fit any
+mesh."""
 
 import functools
 from functools import cache
@@ -33,7 +34,8 @@ SEEDS = Placement(2, 2, 2, 1, shard_params=True)
 
 
 def learner(algorithm, placement):
-    """Builds a learner of one seed; Adam has one leaf per parameter even here, to shard moments."""
+    """Builds a learner of one seed; Adam has one leaf per parameter even for small networks, to
+    shard moments."""
     model, critic = SIZES.build(TASK.tokenizer.size), SIZES.build(TASK.tokenizer.size, outputs=1)
     if placement.cuts_params:
         model, critic = (
@@ -57,7 +59,8 @@ def over_mesh(learner, placement, **options):
 
 
 class Run(NamedTuple):
-    """Results of one iteration over stacked seeds: compiled step, states before and after it."""
+    """Results of one iteration over stacked seeds: compiled step, states before and after the
+    step."""
 
     step: Any
     before: TrainState
@@ -83,14 +86,14 @@ def norm(tree):
 
 
 def moved(one, seed=0):
-    """Returns the changes made by the step, by role."""
+    """Returns the changes of the parameters made by the step, by role."""
     return jax.tree.map(
         lambda a, b: np.asarray(b)[seed] - np.asarray(a)[seed], one.before.params, one.after.params
     )._asdict()
 
 
 def held(leaf):
-    """Returns the share of an array that one device holds."""
+    """Returns the share of an array that one device stores."""
     return leaf.addressable_shards[0].data.size / leaf.size
 
 
@@ -133,14 +136,14 @@ def test_each_device_holds_its_share_alone(algorithm, placement):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     blocks = [share for name, share in shares.items() if "kernel" in name and "output" not in name]
-    # The count covers parameters, both moments and the reference.
+    # The count covers parameters, both moments of Adam and the reference.
     assert len(blocks) == {"grpo": 4, "ppo": 6}[algorithm] * 7
     assert set(blocks) == {1 / 4}
     ends = {share for name, share in shares.items() if "embedding" in name or "output" in name}
     assert ends <= {
         1 / placement.data_devices,
         1 / 4,
-    }  # the single output of a critic is not sharded over `model`
+    }  # the single output of a critic is not sharded over the axis `model`
     whole, cut = (
         x.step.memory_analysis().argument_size_in_bytes for x in (run(algorithm, ALONE), one)
     )
@@ -173,13 +176,14 @@ def test_a_checkpoint_fits_any_mesh(tmp_path):
 
 
 def test_rows_are_cut_through_sampling_and_training():
-    """Each device caches and trains its own rows, gathering parameters block by block."""
+    """Each device caches and trains its own rows, and gathers parameters block by block."""
     program = run("grpo", ROW).step.as_text()
     rows, length = 16, TASK.prompt_length + TASK.answer_length - 1
     assert f"f32[{rows // 4},2,{length},4]" in program
     assert f"f32[{rows},2,{length},4]" not in program
     read = TASK.answer_length  # positions that each row has in the only block
-    batch, minibatch = rows * read, rows // 2 * read  # every pass is in parts of a minibatch
+    # Every pass is split into parts of a minibatch.
+    batch, minibatch = rows * read, rows // 2 * read
     assert f"f32[{minibatch // 4},12]" in program
     for whole in (batch, minibatch):
         assert f"f32[{whole},12]" not in program

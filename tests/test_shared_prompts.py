@@ -1,4 +1,5 @@
-"""In an update a prompt is read once for its group: the same values, of fewer products."""
+"""Tests that an update computes a prompt once for its group: the same values from fewer
+products."""
 
 import dataclasses
 
@@ -39,7 +40,7 @@ def problem_of(model, **options):
 
 
 def spread(tree):
-    """Parameters far from an initial model, so that differences show."""
+    """Returns parameters far from an initial model, so that differences are visible."""
     return jax.tree.map(
         lambda x: x + 0.3 * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape), tree
     )
@@ -120,7 +121,8 @@ def test_adapters_get_the_gradients_of_whole_rows():
 
 
 def read_positions(learner, *, sampling=False):
-    """Positions that the MLP sees in one update, over all products with its matrix `up`."""
+    """Returns the positions that the MLP processes in one update, over all products with its matrix
+    `up`."""
     state = jax.eval_shape(learner.init, jax.random.key(0))
     if sampling:
         program = jax.make_jaxpr(learner.sample)(state)
@@ -159,7 +161,7 @@ def test_ordered_update_reads_prompts_once(parts):
 
 
 def test_a_core_computes_whole_groups(monkeypatch):
-    """In parts that stay in its cache, prompts would be read once a row."""
+    """In parts that stay in a core's cache, prompts would be computed once per row."""
     asked, update = [], updates.gradient_update
 
     def recorded(*arguments, slots, **options):
@@ -187,7 +189,7 @@ def test_partial_groups_are_read_whole(config):
 
 
 def test_omitted_members_make_groups_partial():
-    """Two of four are trained: the rows of two prompts must not be taken for one group."""
+    """Two of four members are trained: the rows of two prompts must not be taken for one group."""
     deep = DEEP.clone(mlp_width=24)
     problem = language.make_problem(TASK, deep, num_prompts=2, group_size=4)
     learner = grpo.make(grpo.Config(extra_samples=2, use_reference=False), problem)
@@ -195,7 +197,7 @@ def test_omitted_members_make_groups_partial():
 
 
 def test_shallow_models_read_whole_rows():
-    """Their sums keep the order that a seed has always given."""
+    """The sums of shallow models keep the order that a seed has always given."""
     assert problem_of(DEEP.clone(layers=2)).fast_paths.grouped is None
 
 
@@ -210,7 +212,8 @@ IN_ORDER = {
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_methods_with_a_critic_read_prompts_once_too(name):
-    """The policy reads prompts once; the critic and rows of Fisher products are read whole."""
+    """The policy computes prompts once; the critic and rows of Fisher products are computed
+    completely."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
     learners = [
         IN_ORDER[name](each) for each in (problem, problem._replace(fast_paths=FastPaths()))
@@ -235,7 +238,8 @@ def test_methods_with_a_critic_read_prompts_once_too(name):
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_old_log_probs_match_pass_of_update(name):
-    """In another they would round differently, and no ratio would begin at 1."""
+    """In another pass the log-probabilities would round differently, and no ratio would begin at
+    1."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC, old_log_prob="learner")
     rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
     read = read_positions(IN_ORDER[name](problem), sampling=True)

@@ -1,7 +1,8 @@
-"""The examples in one file: short, without an import from this package, equal to the library.
+"""Tests the examples in one file: short, without an import from this package, equal to the library.
 
-Their random numbers are arguments: `rollout` and `sample` take a key for each action, `update`
-takes the permutations. So both start from the same parameters, and all later numbers must be equal.
+Random numbers of the examples are arguments: `rollout` and `sample` take a key for each action,
+`update` takes the permutations. Example and library therefore start from the same parameters, and
+all later numbers must be equal.
 """
 
 import ast
@@ -58,14 +59,14 @@ def library_keys(key):
 
 
 def library_orders(key, rows, config):
-    """Returns the library's minibatches, `[steps, rows of one]`."""
+    """Returns the library's minibatches as row indices, `[steps, rows of one]`."""
     keys = jax.random.split(key, config.num_epochs)
     orders = jax.vmap(lambda key: minibatches.shuffle(key, rows, config.num_minibatches))(keys)
     return orders.reshape(config.num_epochs * config.num_minibatches, -1)
 
 
 def add(history):
-    """Pools the metrics of several iterations."""
+    """Adds the metrics of several iterations before their division."""
     return {
         name: float(sum((metrics[name] for metrics in history[1:]), mean).value())
         for name, mean in history[0].items()
@@ -130,7 +131,7 @@ def test_grpo_runs_to_its_end(capsys):
 
 
 def test_ppo_equals_the_library():
-    """Compares complete iterations; a time limit of 12 steps truncates episodes."""
+    """The test compares complete iterations; a time limit of 12 steps truncates episodes."""
     example = load("ppo_single_file")
     num_envs, num_steps, example.EPSILON = 4, 32, 0.01  # a small ε, so that ratios are clipped
     example.env_params = example.env_params.replace(max_steps_in_episode=12)
@@ -172,7 +173,7 @@ def test_ppo_equals_the_library():
     def iterate_example(params, opt_state, envs, key):
         collect_key, improve_key = library_keys(key)
         envs, (mine, _) = example.rollout(params, envs, keys_of_steps(collect_key))
-        # The rows of the library are environments, then steps.
+        # The rows of the library are ordered by environments, then by steps.
         orders = library_orders(improve_key, num_envs * num_steps, config)
         orders = orders % num_steps * num_envs + orders // num_steps
         return *example.update(params, opt_state, mine, orders), envs, mine
@@ -188,7 +189,7 @@ def test_ppo_equals_the_library():
         history.append(metrics)
         assert batch.terminated.any()
         assert (batch.truncated & ~batch.terminated).any()
-    # The cases in which a mistake would show do occur.
+    # The cases in which a mistake would be visible do occur.
     pooled = add(history)
     assert pooled["clip_fraction_low"] > 0
     assert pooled["clip_fraction_high"] > 0
@@ -216,7 +217,7 @@ def in_one_network(params):
 class Speaking:
     """The example's transformer with the interface of the library's sampler.
 
-    Tokens are its cache.
+    The transformer's cache consists of tokens.
     """
 
     def __init__(self, example, params):
@@ -240,11 +241,11 @@ class Speaking:
 
 
 def test_grpo_equals_the_library():
-    """Compares complete iterations, from a policy that is right now and then."""
+    """The test compares complete iterations, from a policy that is right now and then."""
     example = load("grpo_single_file")
     example.NUM_PROMPTS, example.GROUP_SIZE, example.LAYERS, example.EPSILON = 8, 4, 1, 0.05
-    # Both use a larger ε than the default: Adam would otherwise turn gradients of pure rounding
-    # into steps.
+    # Example and library use a larger ε than the default: Adam would otherwise turn gradients of
+    # pure rounding into steps.
     optimizer = optax.adam(example.LEARNING_RATE, eps=1e-5)
     example.optimizer = optax.chain(optax.clip_by_global_norm(example.MAX_NORM), optimizer)
     prompts = example.write_prompts(*jnp.divmod(jnp.arange(100), 10))
@@ -302,7 +303,7 @@ def test_grpo_equals_the_library():
         assert_close(mine.reward, batch.score.ravel())
         assert_close(params, state.params.policy)
         history.append(metrics)
-    # The cases in which a mistake would show do occur.
+    # The cases in which a mistake would be visible do occur.
     pooled = add(history)
     assert 0 < pooled["dead_groups"] < 1
     assert pooled["frac_masked"] > 0

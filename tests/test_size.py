@@ -1,4 +1,4 @@
-"""The code does not grow: limits that are lowered as it shrinks."""
+"""Tests that the code does not grow: limits are lowered as the code shrinks."""
 
 import pytest
 import size

@@ -1,4 +1,5 @@
-"""Structured observations, masks, several choices and squashed actions, in complete problems."""
+"""Tests structured observations, masks, several choices and squashed actions, in complete
+problems."""
 
 import gymnasium
 import gymnax.environments.spaces as spaces_of_gymnax
@@ -39,7 +40,7 @@ def trained(module, problem, iterations, **config):
 
 
 def collected(problem):
-    """Returns parameters, the collector afterwards and a batch."""
+    """Returns parameters, the collector after a batch, and the batch."""
     params, collector = jax.jit(problem.init)(jax.random.key(0))
     return params, *jax.jit(problem.collect)(params, collector, jax.random.key(1))
 
@@ -82,11 +83,11 @@ def test_every_method_keeps_to_the_legal_actions(module):
     problem = problem_of(Structured(), normalize_observations=True)
     _, metrics, batch = trained(module, problem, 3, **config)
     assert all(np.isfinite(x.metric()).all() for x in metrics.values() if float(x.count))
-    assert np.all(batch.reward == 1.0)  # the legal action was played in every step
+    assert np.all(batch.reward == 1.0)  # the legal action was taken in every step
     np.testing.assert_allclose(batch.log_prob, 0.0, atol=1e-6)  # the legal action had probability 1
     assert float(metrics["frac_no_action"].metric()) == 0.0
     if module in (npg, trpo):
-        # One legal action leaves nothing to change: no step, and no NaN from 0 · log 0.
+        # A single legal action leaves no decision: no step is taken, and 0 · log 0 gives no NaN.
         assert float(metrics["exact_kl"].metric()) == 0.0
 
 
@@ -102,7 +103,7 @@ def test_statistics_are_kept_of_numbers_and_frames_and_not_of_maps_or_masks():
     frame = jnp.full((40, 40, 4), 255, jnp.uint8)
     statistics = Statistics(True, scale_rewards=False, discount=0.99, target=here())
     empty = statistics.init(frame, 2)
-    # Before there are data, the statistics scale a frame as a network scales its bytes.
+    # Before any data, the statistics scale a frame as a network scales its bytes.
     np.testing.assert_allclose(normalize(empty, frame), 1.0, rtol=2e-4)
     half = Normalizer(jnp.int32(9), jnp.full(frame.shape, 0.5), jnp.full(frame.shape, 0.04))
     known = CollectorState({}, {OBSERVATION_STATISTICS: half})
@@ -131,7 +132,7 @@ def test_the_critic_alone_reads_what_is_privileged():
 
 def test_a_state_without_a_legal_action_is_counted():
     *_, batch = collected(problem_of(NoneLegal()))
-    # Only the second of five steps, in rows of eight: 2 of 8.
+    # Only the second of five steps has no legal action, in rows of eight steps: 2 of 8.
     assert float(batch.metrics["frac_no_action"].metric()) == pytest.approx(2 / 8)
     assert np.isfinite(batch.log_prob).all()
 
@@ -144,7 +145,7 @@ def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypat
         made = zeros(shape)
         return made if jnp.issubdtype(made.dtype, jax.dtypes.prng_key) else jnp.ones_like(made)
 
-    monkeypatch.setattr(shapes, "zeros", ones)  # such states are then counted too
+    monkeypatch.setattr(shapes, "zeros", ones)  # states without a legal action are then counted too
     (tmp_path / "stuck.py").write_text("from structured import NoneLegal\n")
     arguments = [*tiny.CONTROL, f"--env={tmp_path}/stuck.py:NoneLegal"]
     assert launch.control([*arguments, f"--out={tmp_path}/run"]) != 0
@@ -219,7 +220,7 @@ def test_squashed_actions_are_learned_and_stay_in_their_box(module, dependent):
         jax.debug.callback(lambda a: played.append(float(np.abs(a).max())), actions)
         return actions
 
-    # One call covers all environments.
+    # One call of the host covers all environments.
     watch.def_vmap(lambda size, batched, actions: (watch(actions), True))
 
     class Watched(MatchCueContinuous):

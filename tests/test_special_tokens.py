@@ -1,4 +1,5 @@
-"""Special tokens: additions by a tokenizer, ends of texts, files as other programs write them."""
+"""Tests special tokens: additions by a tokenizer, ends of texts, files as other programs write
+them."""
 
 import codecs
 import json
@@ -100,7 +101,7 @@ def test_a_prompt_that_begins_with_bos_gets_no_second(folder):
             assert reader.encode(prompts.Row({"prompt": said}, "")) == ids
         assert policies._encode(tokenizer, said) == [*ids]
     assert reader.encode(prompts.Row({"prompt": "w4 w4"}, "")) == (3, 4, 4, 1)
-    adding(folder, "$A <end>")  # the template begins with no token that could be doubled
+    adding(folder, "$A <end>")  # the template does not begin with a token that could be doubled
     assert policies._encode(read(folder), "w4 w4") == [4, 4, 1]
 
 
@@ -192,7 +193,8 @@ text.write_tokenizer(folder, tokenizer, template)
 
 
 def test_files_are_utf8_with_or_without_a_mark_whatever_the_locale(folder):
-    """Byte order marks are removed, also between joined files, and Windows line ends are read."""
+    """Byte order marks are removed, also between joined files, and Windows line ends are
+    accepted."""
     rows = [{"prompt": "w4 w5", "answer": "é"}, {"prompt": "w6", "answer": "ü"}]
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     (folder / text.TEMPLATE).write_text("é\n{{ messages }}", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Values of settings in every record and factory: traced ones, text, bools and NumPy numbers."""
+"""Tests values of settings in every record and factory: traced values, text, bools and NumPy
+numbers."""
 
 import dataclasses
 import enum
@@ -44,7 +45,7 @@ of_each_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS
 
 
 def fields(record, *kinds):
-    """Static fields with a default of one of these types, by name."""
+    """Returns static fields with a default of one of several types, by name."""
     found = [field for field in dataclasses.fields(record) if setting_of(field).static]
     return {field.name: field.default for field in found if type(field.default) in kinds}
 

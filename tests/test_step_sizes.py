@@ -1,4 +1,4 @@
-"""The other numbers of every config by hand: sizes of steps, trust regions and targets.
+"""Tests the remaining numbers of every config by hand: sizes of steps, trust regions and targets.
 
 Each test takes one step of an update, as in `test_coefficients`; the last test checks that every
 number of every config has a test.
@@ -161,7 +161,7 @@ def test_each_refusal_shortens_the_step_by_that_factor(algorithm):
 
 @number("target_kl", "ppo")
 def test_the_target_is_what_an_early_stop_admits(algorithm):
-    """The KL after the first of two full-batch steps decides whether the second is stopped."""
+    """The KL after the first of two full-batch steps decides whether the second step is stopped."""
     k = known(algorithm)
     stop = {"early_stop": True, "num_epochs": 2}
     kl = float((weights(algorithm) * (np.expm1(k.now - k.old) - (k.now - k.old))).sum())
@@ -181,14 +181,14 @@ def test_the_target_is_what_the_penalty_aims_at(algorithm):
         assert float(outcome(algorithm, target_kl=share * kl, **adapt)[2]) == beta
 
 
-# Policies before and after a step; actions of the first policy; KL(old ‖ new) and KL(new ‖ old)
-# by hand, and the mean of k3; a target, and the factors that change β in either direction.
+# Cases: policies before and after a step; actions of the first policy; KL(old ‖ new) and KL(new ‖
+# old) by hand, and the mean of k3; a target, and the factors that change β in both directions.
 STEPS = {
     "categorical": (
         Categorical(jnp.zeros(2)),  # probabilities ½, ½
         Categorical(jnp.log(jnp.array([0.25, 0.75]))),
         jnp.array([[0], [1]]),
-        (0.143841, 0.130812),  # ½ log 4/3; ¼ log ½ + ¾ log 3/2
+        (0.143841, 0.130812),  # the two KLs are ½ log 4/3; ¼ log ½ + ¾ log 3/2
         0.143841,
         (0.0915, 2.0, 1.0),  # 1.5 × .0915 = .137
     ),
@@ -196,7 +196,7 @@ STEPS = {
         DiagonalGaussian(jnp.zeros(1), jnp.zeros(1)),  # N(0, 1)
         DiagonalGaussian(jnp.ones(1), jnp.log(jnp.full(1, 2.0))),  # N(1, 2²)
         jnp.array([[[-1.0]], [[1.0]]]),
-        (0.443147, 1.306853),  # log 2 − ¼; 2 − log 2
+        (0.443147, 1.306853),  # the two KLs are log 2 − ¼; 2 − log 2
         0.105327,  # log 2 − ¼ − 1 + (½ + ½ √e) / 2
         (0.8, 0.5, 2.0),  # .8 / 1.5 = .533; .8 × 1.5 = 1.2
     ),
@@ -246,7 +246,7 @@ def test_the_penalty_is_the_kl_in_its_direction(family, direction):
     assert float(state.kl_coefficient) == 0.5 * factors[way]
     # At the first of the two losses no parameter has moved.
     wanted = {"exact_kl": kls[way], "policy_loss": 0.5 * 0.5 * kls[way]}
-    wanted |= {"kl": k3, "approximate_kl": 0.5 * k3}  # estimates of KL(old ‖ new) in both
+    wanted |= {"kl": k3, "approximate_kl": 0.5 * k3}  # estimates of KL(old ‖ new) for both losses
     got = {name: float(metrics[name].value()) for name in wanted}
     assert got == pytest.approx(wanted, rel=1e-5)
 
@@ -297,7 +297,7 @@ def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
     assert ("clip_fraction_high" in metrics) == (algorithm not in UNCLIPPED)
 
 
-# Numbers that a method passes to code covered by another method's tests.
+# Numbers that a method passes to code which another method's tests cover.
 HANDED_ON = {
     "reinforce": {"lambda_", "weight_decay"},
     "a2c": {"lambda_", "weight_decay"},

@@ -1,4 +1,5 @@
-"""Stop strings: a row ends with the token that completes one, wherever tokens begin and end."""
+"""Tests stop strings: a row ends with the token that completes one, wherever tokens begin and
+end."""
 
 import functools
 import json
@@ -24,7 +25,7 @@ EOS = len(TEXTS)
 
 
 def first_end(ends, rows):
-    """Returns the number of tokens of each row up to its end, or its length + 1 without one."""
+    """Returns the number of tokens of each row up to its end, or its length + 1 without an end."""
     ended = np.asarray(jax.jit(ends.mark)(jnp.asarray(rows)))
     return np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, ended.shape[1] + 1)
 
@@ -43,7 +44,7 @@ def expected(strings, row):
     ids=repr,
 )
 def test_rows_end_where_the_text_first_holds_a_string(strings):
-    """`aab` in `aaab` needs the automaton to fall back; `aba` and `bab` overlap."""
+    """The string `aab` in `aaab` needs the automaton to fall back; `aba` and `bab` overlap."""
     ends = Ends((EOS,), make_stops(strings, [*ENCODED, b"<end>"]))
     rows = np.random.default_rng(0).integers(0, EOS + 1, (200, 9))
     assert first_end(ends, rows).tolist() == [expected(strings, row) for row in rows]
@@ -52,11 +53,12 @@ def test_rows_end_where_the_text_first_holds_a_string(strings):
 @pytest.mark.parametrize(
     ("strings", "row", "length"),
     [
-        (["ab"], [1, 2, 1], 2),  # the string crosses a border of tokens
+        (["ab"], [1, 2, 1], 2),  # the string crosses the border between two tokens
         (["ca"], [7, 1, 1], 1),  # the string is inside a token
         (["aaab"], [1, 1, 1, 3, 1], 4),  # the string may begin anywhere in the matched text
-        (["abc", "b"], [1, 2, 6], 2),  # the shorter string, inside the other, comes first
-        (["ab"], [1, 0, 2], 3),  # a token without text changes nothing
+        # The shorter string, inside the longer string, is found first.
+        (["abc", "b"], [1, 2, 6], 2),
+        (["ab"], [1, 0, 2], 3),  # a token without text does not change the match
         (["ab"], [2, 2, 1], 4),
     ],
 )
@@ -79,7 +81,7 @@ CHARACTER_TEXTS = [b"_", b"|", b"a", b"b", b"c"]
 
 
 class Stopping(language.Tokenizer):
-    """Tokenizer of characters with stop strings."""
+    """Tokenizer of characters that has stop strings."""
 
     stops = make_stops(["ab", "cc"], CHARACTER_TEXTS)
 

@@ -1,4 +1,4 @@
-"""Standard output and errors that fail, or lack a character: the work goes on."""
+"""Tests standard output and errors that fail, or lack a character: training continues."""
 
 import io
 import os
@@ -22,7 +22,7 @@ def print_twice(stream):
 
 @pytest.fixture
 def closed():
-    """A pipe that nobody reads."""
+    """Returns a pipe whose reader has closed it."""
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:
@@ -45,7 +45,8 @@ def test_closed_pipe_is_quiet_unless_work_continues(capfd, closed):
 
 
 def test_a_pipe_that_does_not_block_gets_all(tmp_path):
-    """As a program that shares it may have set it; Python's own stream raises BlockingIOError."""
+    """A program that shares the pipe may have made it non-blocking; Python's own stream raises
+    BlockingIOError."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     text, read = "x" * 2**18, []

@@ -1,4 +1,4 @@
-"""Claims tested on many seeds: their statistics, and the command from file to verdict."""
+"""Tests claims on many seeds: their statistics, and the command from file to verdict."""
 
 import doctest
 import json
@@ -20,7 +20,7 @@ SCORE = claims.last("greedy_accuracy")
 
 
 def about(comparisons, arms=("a", "b"), settings=("one", "two"), **more):
-    """A claim that is not trained."""
+    """Returns a claim that is not trained."""
     return Claim(
         statement="a exceeds b",
         source="a test",
@@ -35,7 +35,7 @@ def about(comparisons, arms=("a", "b"), settings=("one", "two"), **more):
 
 
 def runs(mean, *, spread=0.02, inside=True, seed=0):
-    """Sixteen runs about a mean."""
+    """Returns scores of sixteen runs about a mean."""
     scores = np.random.default_rng(seed).normal(mean, spread, 16)
     return Tuned(1e-3, inside, {"greedy_accuracy": np.stack([scores - 1.0, scores], axis=1)})
 
@@ -70,7 +70,8 @@ def test_difference_beyond_the_margin_holds():
     assert (higher.verdict, higher.improvement) == (HOLDS, 1.0)
     assert (lower.verdict, lower.improvement) == (FAILS, 0.0)
     assert judged(0.5, 0.5, by=0.1).verdict == FAILS
-    assert judged(0.5, 0.5, by=-0.1).verdict == HOLDS  # as good as, up to .1
+    # The claim is: as good as the other arm, up to .1.
+    assert judged(0.5, 0.5, by=-0.1).verdict == HOLDS
     assert judged(0.5, 0.5, by=0.0).verdict == OPEN
 
 
@@ -109,7 +110,8 @@ def test_intervals_hold_nineteen_of_twenty_resamples():
 
 
 def test_settings_are_resampled_apart():
-    """Two settings far apart add nothing to the interval of the difference within each."""
+    """Two settings with distant levels do not widen the interval of the difference within each
+    setting."""
     x, y = [np.linspace(0.0, 0.1, 16)], [np.linspace(0.0, 0.1, 16)]
     _, low, high, _ = claims.difference(x, y, 0.0)
     _, low_2, high_2, _ = claims.difference([*x, x[0] + 100.0], [*y, y[0] + 100.0], 0.0)
@@ -117,7 +119,7 @@ def test_settings_are_resampled_apart():
 
 
 def test_no_setting_is_cut_as_a_tail():
-    """Four settings at levels of their own: pooled runs would trim the lowest away."""
+    """Four settings have different levels: trimming pooled runs would remove the lowest setting."""
     levels = (0.1, 0.4, 0.6, 0.9)
     y = [level + np.linspace(-0.01, 0.01, 16) for level in levels]
     x = [y[0] + 0.2, *y[1:]]
@@ -204,7 +206,7 @@ def test_sweep_stays_within_range_of_flag():
             return [{"greedy_accuracy": np.full((seeds, 2), value)} for value in values]
 
     assert trial.tune(Trained(claim, "one", "a", {}, None)) == (0.864, False)
-    assert asked == [[0.5, 0.6], [0.72, 0.864]]  # not 1.04 and 1.24
+    assert asked == [[0.5, 0.6], [0.72, 0.864]]  # the values 1.04 and 1.24 are out of range
 
 
 def test_tuning_objective_need_not_be_last_value():
@@ -250,7 +252,7 @@ def claim():
 
 @pytest.fixture
 def small(tmp_path):
-    """A claim of one small arm, in a file of its own."""
+    """Returns a claim of one small arm, in a file of its own."""
     path = tmp_path / "mine.py"
     flags = {"algorithm": "grpo"} | SMALL
     path.write_text(OF_FILE.format(by=0.5, flags=flags))
@@ -290,7 +292,7 @@ def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     with pytest.raises(ConfigError, match="already holds files"):
         trial.main(arguments)
 
-    # Another claim in its place finds nothing of it.
+    # Another claim in the same folder finds no files of the first claim.
     monkeypatch.setattr(trial, "begin", None)
     with pytest.raises(TypeError, match="NoneType"):
         trial.main([*arguments, "--overwrite"])
@@ -299,7 +301,7 @@ def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
 
 
 def test_study_lanes_equal_runs_of_the_command(tmp_path, finished):
-    """The same flags and seed by `jaxrl-po control` give the same evaluation."""
+    """The same flags and seed give the same evaluation by `jaxrl-po control`."""
     out = finished("control", tmp_path / "run")
     stored = json.loads((out / "config.json").read_text())
     common = ("env", "total_steps", "eval_episodes", "problem.", "network.", "config.num_")
@@ -370,7 +372,7 @@ CLAIMS = (
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_claim_can_be_tested(name):
-    """Each says something of arms it has, at enough seeds, tasks and sizes."""
+    """Each claim compares arms that it has, at enough seeds, tasks and sizes."""
     module = __import__(name)
     claim = module.claim()
     trial.check(claim)
@@ -384,7 +386,8 @@ def test_every_claim_can_be_tested(name):
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 8, 16])
 def test_arms_that_are_alike_are_rarely_told_apart(seeds, monkeypatch):
-    """At most one time in twenty, up to three standard errors of 300 comparisons."""
+    """Equal arms are distinguished at most one time in twenty, up to three standard errors of 300
+    comparisons."""
     monkeypatch.setattr(claims, "REPLICATES", 400)
     generator = np.random.default_rng(seeds)
     found = []

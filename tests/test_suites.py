@@ -41,7 +41,7 @@ def test_gymnax_is_had_without_seaborn_until_a_game_is_drawn():
 
 
 def test_seaborn_is_imported_when_something_of_it_is_used(monkeypatch):
-    """Another package in place of gymnax imports seaborn, and uses it later."""
+    """A package in place of gymnax imports seaborn first, and uses seaborn later."""
     real = types.ModuleType("seaborn")
     real.heatmap = lambda: "drawn"
     given = []

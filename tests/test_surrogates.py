@@ -1,4 +1,4 @@
-"""A user's surrogate: its result is checked while it is traced."""
+"""Tests a user's surrogate, whose result is checked while it is traced."""
 
 import functools
 
@@ -136,11 +136,12 @@ ONE_CORE_EACH = Target("cpu", devices=2, cores=2)
 
 @pytest.fixture
 def slots(monkeypatch):
-    """The slots of a row in each update that is made, on devices of one core and a small cache."""
+    """Returns the slots of a row in each update that is built, on devices of one core with a small
+    cache."""
     seen, update = [], updates.gradient_update
 
     def recorded(*args, slots, **options):
-        if "num_microbatches" in options:  # not the fit of a critic
+        if "num_microbatches" in options:  # the fit of a critic does not count
             seen.append(slots)
         return update(*args, slots=slots, **options)
 
@@ -197,7 +198,7 @@ def logs_mean(log_prob, samples):
     return elements, {"mean_ratio": jnp.full_like(elements, elements.mean())}
 
 
-SORTED = object()  # sums by length, which nothing calls here
+SORTED = object()  # sums by length, which this test does not call
 
 
 def gaussian(params, inputs):
@@ -205,7 +206,7 @@ def gaussian(params, inputs):
 
 
 def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
-    """Slots of a row where minibatches are computed in parts."""
+    """Returns slots of a row where minibatches are computed in parts."""
     return parts(surrogate, rows, shape, dtype).slots
 
 
@@ -423,7 +424,7 @@ def test_names_that_a_run_reads_are_refused(name):
 
 
 def logging(name):
-    """A surrogate that logs an element of this name."""
+    """Returns a surrogate that logs an element of a specified name."""
 
     def surrogate(log_prob, samples):
         return -log_prob, {name: jnp.zeros_like(log_prob)}

@@ -1,4 +1,4 @@
-"""Sweeps: their training, files, resumption and errors."""
+"""Tests sweeps: their training, files, resumption and errors."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ from jaxrl_po.types import ActorCritic
 
 @config.record
 class Stride:
-    """The settings of a walk."""
+    """Settings of a random walk."""
 
     stride: float = config.number(1.0, "its step")
 
@@ -59,7 +59,7 @@ def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
     arguments = [*SMALL, f"--out={out}", "--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
     assert sweep.main([*arguments, "--overwrite"]) == 0
     printed = capsys.readouterr().out
-    # Numbers share a program, sizes do not.
+    # Numbers share a program, whereas sizes do not.
     assert "program 2 of 2: 2 settings × 2 seeds" in printed
     rows = json.loads((out / "sweep.json").read_text())
     assert len(rows) == 4
@@ -71,7 +71,7 @@ def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
         assert row["steps"] == [128, 256]
     assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "table.txt").read_text().splitlines()) == 5
-    # Interrupted after the first program, it runs only the second.
+    # Interrupted after the first program, the resumed sweep runs only the second program.
     (out / "sweep.json").write_text(
         json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
     )
@@ -81,7 +81,7 @@ def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
 
 
 def scored(group, options, *_):
-    """A program without training: a larger step size scores better."""
+    """Stands in for a program without training: a larger step size scores better."""
     scores = [[[float(each.config.method.learning_rate)] * 3] * options.seeds for each in group]
     done = {"steps": [1, 2, 3], "scores": scores, "seconds": 1.0, "compile_seconds": 1.0}
     return done, False
@@ -89,7 +89,7 @@ def scored(group, options, *_):
 
 @pytest.fixture
 def programs_run(monkeypatch):
-    """The groups that a sweep trains, without training."""
+    """Returns the groups that a sweep would train, without training."""
     trained = []
     monkeypatch.setattr(sweeping, "run_group", lambda *of: trained.append(of[0]) or scored(*of))
     return trained
@@ -100,7 +100,7 @@ RANGES = ["--config.learning_rate=1e-3,1e-2", "--network.width=4,8"]
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A finished sweep, without training."""
+    """Returns a finished sweep whose programs do not train."""
     out = tmp_path_factory.mktemp("swept") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweeping, "run_group", scored)
@@ -112,7 +112,7 @@ def swept(tmp_path_factory):
     "arguments", [[], ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"]]
 )
 def test_resumed_sweep_keeps_its_settings(tmp_path, swept, programs_run, monkeypatch, arguments):
-    """Also where the tuned settings have changed since."""
+    """The sweep keeps its settings even if the tuned settings have changed since its start."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
     changed = json.dumps({"flags": {"config.gamma": 0.5}})
@@ -175,7 +175,7 @@ def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
 
 
 def test_an_overwritten_sweep_begins_anew(tmp_path, swept, programs_run):
-    """Programs that another sweep left would be resumed."""
+    """Programs that another sweep left would otherwise be resumed."""
     out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "programs" / "1" / "checkpoints").mkdir(parents=True)
     assert sweep.main([*SMALL, *RANGES, f"--out={out}", "--overwrite"]) == 0
@@ -184,7 +184,8 @@ def test_an_overwritten_sweep_begins_anew(tmp_path, swept, programs_run):
 
 
 def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
-    """Flags that depend on a swept one, and tuned flags that it makes ineffective."""
+    """The best flags include flags that depend on a swept flag, and tuned flags that a swept flag
+    makes ineffective."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
     (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(
@@ -212,8 +213,8 @@ def test_sweep_help_names_the_flags(capsys):
 
 
 def test_sweep_compares_like_with_like(tmp_path, finished):
-    """A combination trains as it would alone, on the same seeds as the others."""
-    # A small step, so that the rounding of either program does not grow into another episode.
+    """A combination trains as it would alone, on the same seeds as the other combinations."""
+    # A small step ensures that the rounding of two programs does not grow into another episode.
     sweep.main([*SMALL, f"--out={tmp_path / 'one'}", "--config.learning_rate=1e-3"])
     both = {
         row["flags"]["config.learning_rate"]: row["scores"]
@@ -224,7 +225,7 @@ def test_sweep_compares_like_with_like(tmp_path, finished):
 
 
 def test_sweep_trains_with_the_decay_of_runs(tmp_path, monkeypatch):
-    """The tuned one was found for another number of steps."""
+    """The tuned decay was found for another number of steps."""
     seen = []
 
     def build(config, *others):
@@ -259,7 +260,7 @@ def test_sweep_that_cannot_write_says_resume(tmp_path, monkeypatch, programs_run
     )
     monkeypatch.setattr(folder, "write_json", write)
     assert sweep.main([f"--out={out}", "--resume"]) == 0
-    assert len(programs_run) == 3  # the first was kept
+    assert len(programs_run) == 3  # the first program's results are stored
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_a_damaged_table_is_named(tmp_path, swept, rows):
 
 
 def test_runs_train_from_evaluation_to_evaluation(tmp_path):
-    """Seven iterations of walks that differ in their step, evaluated three times."""
+    """Seven iterations of walks with different steps are evaluated three times."""
 
     def learner(stride):
         def step(state):
@@ -383,7 +384,7 @@ def test_draws_follow_seed_and_lie_in_range():
     rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
     assert rates.min() >= 1e-5
     assert rates.max() <= 1e-1
-    # Half of them below the geometric mean.
+    # half of the draws lie below the geometric mean
     assert 70 <= np.sum(rates < 1e-3) <= 130
     assert {each["network.width"] for each in found} == {"4", "8"}
     assert [each["config.learning_rate"] for each in found[200:]] == [
@@ -424,7 +425,7 @@ def test_python_sweep_draws_and_names_best(tmp_path, programs_run, capsys):
     )
     assert "6 of 9 combinations are distinct; each trains once" in capsys.readouterr().out
     assert len(swept.rows) == 6
-    assert len(programs_run) == 2  # one for each width
+    assert len(programs_run) == 2  # one program for each width
     best = max(float(row["flags"]["config.learning_rate"]) for row in swept.rows)
     assert swept.best["config.learning_rate"] == best
     assert swept.best["problem.num_envs"] == 2

@@ -1,4 +1,5 @@
-"""Prompts of a file are arguments of the programs: as constants they were part of the text."""
+"""Tests that prompts of a file are arguments of the programs: as constants they were part of the
+text."""
 
 import functools
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_values_are_those_of_constants_to_the_bit(prompt_set):
     def outcome(each):
         """Returns two batches and an evaluation.
 
-        A task has its data even without the state's data.
+        The task has its data even without the state's data.
         """
         learner = learner_of(each, prompt_set=prompt_set)
         evaluate = language.make_evaluate(each, MODEL, num_prompts=6)
@@ -79,9 +80,9 @@ def test_values_are_those_of_constants_to_the_bit(prompt_set):
 
 
 def test_the_text_does_not_grow_with_the_file():
-    """The program is a batch, of two seeds on two devices each.
+    """The program computes a batch for two seeds on two devices each.
 
-    A file of other prompts changes it.
+    The program's text changes with a file of other prompts.
     """
     texts = {}
     for count in (200, 2000):
@@ -116,13 +117,13 @@ def test_a_function_that_somebody_replaced_stays():
     assert float(bound.score(0, None)) == 0.25
     assert TOKENIZER.decode(bound.demonstrate(3).tolist()) == "9"
     assert reading(constant(task), None) == constant(task)
-    # Binding again, to another state, works too.
+    # Binding the task again, to another state, works too.
     again = reading(bound, {DATA: task.data})
     assert TOKENIZER.decode(again.demonstrate(3).tolist()) == "3"
 
 
 def asked(job):
-    """Returns the rows of a run's own evaluations, its examples, and a later evaluation."""
+    """Returns the rows of a run's own evaluations, of its examples, and of a later evaluation."""
     shapes, key = jax.eval_shape(job.learner.init, job.start).params, job.evaluation.key
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     state = TrainState(params, None, None, None, CollectorState({}), None, None)
@@ -154,7 +155,7 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
 
 
 def test_a_list_of_ones_own_is_shared_too(tmp_path):
-    """The list is shared even if it names no validation rows."""
+    """The list is shared even if it does not name validation rows."""
     (tmp_path / "own.py").write_text(
         "from jaxrl_po.language import make_tokenizer\n"
         "from jaxrl_po.language.tasks import Example, table\n"

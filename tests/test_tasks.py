@@ -1,4 +1,4 @@
-"""Every task: its text is read back on the host, by a verifier of its own, in plain Python."""
+"""Tests every task: its text is parsed on the host, by an independent verifier in plain Python."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def test_prompts_and_demonstrations_read_back(name):
     is_eos = answers == eos
     np.testing.assert_array_equal(is_eos.sum(axis=1), 1)
     np.testing.assert_array_equal(answers == pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
-    assert is_eos[:, -1].any()  # the longest needs all of the length
+    assert is_eos[:, -1].any()  # the longest demonstration needs the complete length
     for prompt, answer in zip(texts(task, prompts.tokens), answers, strict=True):
         assert re.fullmatch(pattern, prompt), prompt
         assert judge(case, prompt, answer) == (True, True), prompt
@@ -103,7 +103,8 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
             wrong + (parses & (score == 0)).sum(),
             malformed + (~parses).sum(),
         )
-    assert min(right, wrong, malformed) > 2 * COUNT / 4  # each of the three occurs often enough
+    # Each of the three results occurs often enough.
+    assert min(right, wrong, malformed) > 2 * COUNT / 4
 
 
 @EVERY
@@ -112,7 +113,7 @@ def test_keys_decide_every_task(name):
 
 
 def tokens_of(task, text, length=None):
-    """A completion: `$` is EOS, `_` padding."""
+    """Returns the tokens of a completion: `$` is EOS, `_` padding."""
     ids = task.tokenizer.ids | {"$": task.tokenizer.eos, "_": task.tokenizer.pad}
     return jnp.array(
         [ids[character] for character in text.ljust(length or task.answer_length, "_")], jnp.int32
@@ -120,7 +121,7 @@ def tokens_of(task, text, length=None):
 
 
 def apply(function, task, problem, completions):
-    """`score`, `credit` or `parses` of completions of one problem."""
+    """Applies `score`, `credit` or `parses` to completions of one problem."""
     rows = jnp.stack(
         [
             tokens_of(task, text, max(task.answer_length, *map(len, completions)))
@@ -135,9 +136,10 @@ def scores(task, problem, completions):
 
 
 def test_multiplication_by_hand():
-    """12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each lowest digit first.
+    """The product is 12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each number with the lowest
+    digit first.
 
-    Credit is a quarter for each of them, and for the answer.
+    Credit is a quarter for each of the three numbers, and for the answer.
     """
     task = tasks.multiplication(2)
     problem = (jnp.uint32(12), jnp.uint32(34))
@@ -145,7 +147,7 @@ def test_multiplication_by_hand():
         jax.jit(task.demonstrate)(problem).tolist()
         == tokens_of(task, "840+0630:8040#8040$").tolist()
     )
-    # The chain is free, the answer is not.
+    # Any chain of sums is accepted, but only one answer.
     right = ["840+0630:8040#8040$", "#8040$", "::99#8040$", "#1#8040$"]
     wrong = [
         "8040$",
@@ -172,7 +174,8 @@ def test_multiplication_by_hand():
 
 
 def test_multiplication_of_the_largest():
-    """9999² = 99980001, a uint32; partial sums 89,991, 989,901, 9,989,001 and 99,980,001."""
+    """The product 9999² = 99980001 is a uint32; partial sums are 89,991, 989,901, 9,989,001 and
+    99,980,001."""
     task = tasks.multiplication(4)
     text = task.tokenizer.decode(
         jax.jit(task.demonstrate)((jnp.uint32(9999), jnp.uint32(9999))).tolist()
@@ -182,7 +185,8 @@ def test_multiplication_of_the_largest():
 
 
 def test_countdown_by_hand():
-    """13 from 3, 7 and 2: 3 · 2 + 7, in any order and nesting, each once; nothing else."""
+    """The target is 13 from 3, 7 and 2: 3 · 2 + 7, in any order and nesting, each number once; no
+    other expression."""
     task = tasks.countdown(3, max_number=9)
     problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(13), tokens_of(task, "32*7+$"))
     right = ["32*7+$", "23*7+$", "732*+$", "723*+$"]
@@ -204,14 +208,15 @@ def test_countdown_by_hand():
     assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     parses = apply(task.parses, task, problem, wrong)
     assert parses == [True] * len(well_formed) + [False] * len(malformed)
-    # (2 − 7) + 3 = 3 − (7 − 2) = −2; a pair of equal numbers is two numbers.
+    # The value is (2 − 7) + 3 = 3 − (7 − 2) = −2; a pair of equal numbers counts as two numbers.
     assert scores(task, problem._replace(target=jnp.int32(-2)), ["27-3+$", "372--$"]) == [1.0, 1.0]
     twice = problem._replace(numbers=jnp.array([2, 2, 7]), target=jnp.int32(11))
     assert scores(task, twice, ["22+7+$", "27+2+$", "27+7+$", "29+$"]) == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_countdown_does_not_overflow():
-    """14⁸ = 1,475,789,056 < 2³¹; a larger product, 15 times 99, wraps around and is refused."""
+    """The largest product is 14⁸ = 1,475,789,056 < 2³¹; a larger product, 15 times 99, wraps around
+    and is refused."""
     task = tasks.countdown(8, max_number=14)
     fourteens = tasks.Countdown(
         jnp.full(8, 14), jnp.int32(14**8), jnp.zeros(task.answer_length, jnp.int32)
@@ -246,7 +251,8 @@ def test_running_sum_is_free_in_length():
 
 
 def test_demonstrations_of_the_running_sum_differ_in_length():
-    """0 to 8 dots, uniformly: all nine occur among 400, and the mean is 4 ± 0.13."""
+    """The demonstrations have 0 to 8 dots, uniformly: all nine lengths occur among 400, and the
+    mean is 4 ± 0.13."""
     filler = drawn("running sum")[0].problem[1]
     assert set(filler.tolist()) == set(range(9))
     assert abs(filler.mean() - 4.0) < 0.6
@@ -277,7 +283,8 @@ def test_sizes_out_of_range(make_task, message):
 
 
 def test_malformed_completions_are_counted_apart():
-    """The metric is the share that the host cannot parse; a task without `parses` has none."""
+    """The metric is the share of completions that the host cannot parse; a task without `parses`
+    has no such metric."""
     case = cases()["running sum, terse"]
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
         case.task.tokenizer.size
@@ -306,11 +313,11 @@ def test_malformed_completions_are_counted_apart():
 
 
 def test_every_task_has_its_flags():
-    """Records of the command line are the functions' arguments, and their defaults work."""
+    """Records of the command line hold the functions' arguments, and their defaults are valid."""
     for name, (record, make) in OF_OURS.items():
         assert make is getattr(tasks if name in tasks.TASKS else dialogues, name)
         assert vars(record()).keys() == inspect.signature(make).parameters.keys()
-        # A dialogue has no `parses`.
+        # a dialogue does not have `parses`
         assert getattr(make(**vars(record())), "parses", True) is not None
 
 
@@ -329,7 +336,7 @@ def test_a_task_has_the_ranges_of_its_flags(name):
 def test_registry_entry_gives_a_task_its_flags(monkeypatch):
     @config.record
     class Mine:
-        """Settings of a task of ours."""
+        """Settings of a user's task."""
 
         depth: int = config.common.static(3, "depth of the mine", within=config.COUNT)
 

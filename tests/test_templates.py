@@ -1,4 +1,5 @@
-"""Chat templates of the kinds that models include, rendered as `transformers` renders them."""
+"""Tests chat templates of the kinds that models include, rendered as `transformers` renders
+them."""
 
 import json
 

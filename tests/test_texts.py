@@ -1,4 +1,5 @@
-"""Answers as text: any tokens that spell the answer are right, in the program and byte by byte."""
+"""Tests answers as text: any tokens that spell the answer are right, in the program and byte by
+byte."""
 
 import families  # noqa: F401, which skips without the libraries
 import jax
@@ -26,7 +27,8 @@ def found(row, tokens):
 
 
 def test_a_text_is_right_in_whatever_tokens():
-    """Compares with Python's strings: 2,000 random completions, and one of each right spelling."""
+    """The test compares with Python's strings: 2,000 random completions, and one of each right
+    spelling."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(len(TOKENS), size=(2000, LENGTH)).astype(np.int32)
     row = generator.integers(len(ANSWERS), size=len(tokens)).astype(np.int32)
@@ -64,7 +66,7 @@ def test_credit_is_by_bytes():
 
 @pytest.fixture(scope="module")
 def merging():
-    """Builds a tokenizer of bytes that merges 1 and 2."""
+    """Builds a tokenizer of bytes that merges tokens 1 and 2."""
     special = {"<end>": 0, "<pad>": 1}
     words = special | {x: i for i, x in enumerate(["1", "2", "0", "Ġ", "12", "?", "Ġ12"], 2)}
     rules = tokenizers.Tokenizer(

@@ -1,4 +1,4 @@
-"""Converts characters to ids and back."""
+"""Tests the conversion of characters to ids and back."""
 
 import pytest
 

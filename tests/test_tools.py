@@ -1,4 +1,4 @@
-"""Schemas of tools, their calls in a chat template, and the construction of replies."""
+"""Tests schemas of tools, their calls in a chat template, and the construction of replies."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Programs of every kind compiled for a v5e 2 × 4 by its own compiler, one at a time."""
+"""Tests programs of every kind, compiled for a v5e 2 × 4 by its own compiler, one at a time."""
 
 import json
 import os
@@ -15,7 +15,8 @@ WORDS = (
     *("--task=addition", "--task.num_digits=1", "--problem.num_prompts=8", "--seeds=1"),
     *("--model.width=16", "--model.layers=1", "--model.mlp_width=32", "--warm_start.steps=0"),
 )
-# Name, flags, and the collectives of an iteration: kind and number. A change that adds one fails.
+# Cases: name, flags, and the collectives of an iteration as kind and number. A change that adds a
+# collective fails the test.
 CASES = [
     ("ppo", ("control", "--seeds=8", *SMALL), {}),
     ("trpo", ("control", "--seeds=8", *SMALL), {}),
@@ -28,7 +29,7 @@ CASES = [
     (
         "grpo",
         ("language", *WORDS, "--shard_params", "--mesh=data:8"),
-        # One collective, of 512 bytes, asks whether the minibatch has an unmasked slot.
+        # One collective, of 512 bytes, determines whether the minibatch has an unmasked slot.
         {"all-gather": 36, "all-reduce": 24, "all-to-all": 5, "collective-permute": 74},
     ),
 ]
@@ -42,7 +43,8 @@ print(json.dumps(tpu.figures(tpu.Row("", "tpu:v5e:2x4", tuple(sys.argv[1:])))))
 
 
 def surroundings():
-    """Returns an environment without XLA's flags of CPUs, at which libtpu would end the process."""
+    """Returns an environment without XLA's flags for CPUs, at which libtpu would end the
+    process."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return env | {"PYTHONPATH": os.pathsep.join([str(TPU), *sys.path])}
 

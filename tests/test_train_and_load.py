@@ -1,4 +1,4 @@
-"""`run.train` and `run.load`: the commands, called from Python."""
+"""Tests `run.train` and `run.load`: the commands, called from Python."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run of two iterations, traced only."""
+    """Returns a run of two iterations, traced only."""
     out = tmp_path_factory.mktemp("runs") / "stopped"
     with pytest.MonkeyPatch.context() as patch:
         shapes.trace_only(patch)
@@ -163,7 +163,7 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
     assert shown.err.endswith("curves.png was not drawn, all else is there: RuntimeError: no TeX\n")
     labels = ("iterations, each seed", "episode return (reward units)")
     assert (drawn[0].x_label, drawn[0].y_label) == labels
-    # The return is drawn if no metric is named.
+    # the return is drawn unless a metric is named
     assert [series.metric for series in drawn[0].series] == ["episode_return"]
 
 
@@ -226,7 +226,7 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
         total += float(reward)
         if terminated or truncated:
             break
-    # The same initial states, by the run's own evaluation of the same parameters.
+    # The same initial states are evaluated by the run's own evaluation of the same parameters.
     config = earlier.read_config(control_command, "run", str(out))
     world = control_command.open_world(config)
     problem = control_command.build_problem(config, world)
@@ -239,7 +239,7 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
     normal = control.statistics.normalize(one.collector, observation)
     seen, raw = (problem.apply(one.params, x[None])[0] for x in (normal, observation))
     assert int(policy.act(observation)) == int(seen.mode()[0])
-    # Otherwise the comparison above shows nothing.
+    # Otherwise the comparison above would not test the property.
     assert np.abs(np.asarray(raw.logits - seen.logits)).max() > 1e-3
     drawn = {int(policy.act(jnp.zeros(4), jax.random.key(i))) for i in range(64)}
     assert drawn == {0, 1}
@@ -271,7 +271,7 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
     last = [
         r for r in rows if r["iteration"] == rows[-1]["iteration"] and r["decoding"] == "greedy"
     ]
-    # Of one shape with the samples below, which share its program.
+    # The texts have the shape of the samples below, so that both share a program.
     texts = policy.generate([r["prompt"] for r in last] + ["1+2="] * (64 - len(last)))
     for text, row in zip(texts, last, strict=False):
         assert text == row["completion"].removesuffix("$")[: len(text)]
@@ -288,13 +288,13 @@ def test_the_policy_of_a_language_run_answers_texts(tmp_path, finished):
 
 
 def test_a_policy_has_the_budget_of_its_run(tmp_path, monkeypatch):
-    """DAPO leaves room around an answer."""
+    """DAPO leaves room around an answer in the budget."""
     flags = [flag for flag in tiny.LANGUAGE if not flag.startswith("--warm_start.")]
     flags += ["--warm_start.steps=0", "--algorithm=dapo", "--total_steps=8"]
     with monkeypatch.context() as patch:
         shapes.trace_only(patch)
         assert launch.language([*flags, f"--out={tmp_path / 'run'}"]) == 0
-    # Parameters of zeros, which choose each token as often as any other.
+    # parameters of zeros, which choose every token equally often
     sampled = run.load(tmp_path / "run").generate(["1+2="] * 64, jax.random.key(0))
     assert max(map(len, sampled)) == 4
 
@@ -419,11 +419,11 @@ def test_experiment_keywords_are_flags_of_its_command():
     for name, domain in DOMAINS.items():
         for field in flags.settable(domain.OPTIONS):
             if name == "control" and field.name == "demonstrations":
-                continue  # which only goes with sft
+                continue  # this field has an effect only with sft
             default = field.default
             word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
             given = word | {field.name: default}
-            if field.name in ("resume", "out"):  # asks for a folder
+            if field.name in ("resume", "out"):  # without a folder the call raises an error
                 continue
             settings = run.Experiment(**given).settings
             assert settings[field.name] == default

@@ -1,4 +1,5 @@
-"""The transformer: causality, padding, the cache, grouped queries, the effect of each switch."""
+"""Tests the transformer: causality, padding, the cache, grouped queries, the effect of each
+switch."""
 
 import functools
 import math
@@ -29,7 +30,8 @@ def tokens_of(batch=3, length=LENGTH):
 
 
 def build(**switches):
-    """Builds a model with parameters of order one, far from uniform, so that differences show."""
+    """Builds a model with parameters of order one, far from uniform, so that differences are
+    visible."""
     model = Transformer(**(SIZES | switches))
     generator = np.random.default_rng(1)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_of(), PAD)
@@ -47,10 +49,11 @@ def logits_of(model, params, tokens, pad=PAD, **options):
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
-    """d logits[n] / d embedding of token m is zero for m > n and m < pad, and nonzero elsewhere."""
+    """The derivative d logits[n] / d embedding of token m is zero for m > n and m < pad, and
+    nonzero elsewhere."""
     model, params = build(vocabulary=LENGTH * VOCABULARY, kv_heads=kv_heads)
     # Every position has its own rows of the embedding, so the gradient shows which position was
-    # read.
+    # used.
     tokens = jnp.arange(LENGTH)[None, :] * VOCABULARY + tokens_of(batch=1)
     pad = jnp.array([2])
     projection = jnp.asarray(np.random.default_rng(2).normal(size=LENGTH * VOCABULARY), jnp.float32)
@@ -62,7 +65,7 @@ def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
     jacobian = jax.jit(jax.jacrev(outputs))(params["params"]["embedding"])
     reads = np.abs(jacobian).sum(axis=2)[:, np.asarray(tokens[0])] > 0
     n, m = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
-    real = n >= 2  # padded positions are never read
+    real = n >= 2  # padded positions are never used
     np.testing.assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
 
 
@@ -98,7 +101,7 @@ def test_cache_keeps_key_value_heads_only():
 
 
 def test_padding_does_not_matter():
-    """Left padding does not change the outputs of a prompt, whatever its tokens are."""
+    """Left padding does not change the outputs of a prompt, whatever the padding tokens are."""
     model, params = build(layers=1)
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):
@@ -179,22 +182,22 @@ def parameter_count(**switches):
 
 
 def test_parameter_counts():
-    """For D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
+    """The sizes are D = 16, F = 24, V = 7, 2 layers: V·D = 112 in, 112 out, norms 5·16 = 80.
 
-    A layer has 4·D² = 1024 and 3·D·F = 1152.
+    A layer has 4·D² = 1024 parameters in attention and 3·D·F = 1152 in its MLP.
     """
     assert parameter_count() == 112 + 112 + 80 + 2 * (1024 + 1152) == 4656
     assert parameter_count(tied=True) == 4656 - 112
     assert parameter_count(gated=False) == 4656 - 2 * 16 * 24
-    # Keys and values have width 4 instead of 16.
+    # keys and values have width 4 instead of 16
     assert parameter_count(kv_heads=1) == 4656 - 2 * 2 * 16 * 12
     assert parameter_count(outputs=1) == 4656 - 112 + 16
-    # A critic has no vocabulary that could be tied.
+    # A critic does not have a vocabulary that could be tied.
     assert parameter_count(outputs=1, tied=True) == parameter_count(outputs=1)
 
 
 def test_rotation_by_hand():
-    """For C = 4, halves (x0, x2) turn by the position, (x1, x3) by position / 100."""
+    """For C = 4, the pair (x0, x2) turns by the position, the pair (x1, x3) by position / 100."""
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
     turned = rotate(jnp.broadcast_to(x, (1, 4, 1, 4)), *turns(4, 4))[0, :, 0]
     np.testing.assert_allclose(turned[0], x)
@@ -204,7 +207,7 @@ def test_rotation_by_hand():
 
 
 def test_rotation_depends_on_the_distance_alone():
-    """⟨R_m q, R_n k⟩ is a function of m − n."""
+    """The product ⟨R_m q, R_n k⟩ is a function of m − n."""
     q, k = (
         rotate(jnp.broadcast_to(x, (1, 16, 1, 8)), *turns(16, 8))
         for x in jax.random.normal(jax.random.key(0), (2, 8))
@@ -228,7 +231,7 @@ def test_bfloat16_computes_and_keeps_float32_parameters_and_logits(tied):
     logits, want = logits_of(low, low_params, tokens_of()), logits_of(model, params, tokens_of())
     assert logits.dtype == jnp.float32
     error = float(jnp.abs(logits - want).max() / jnp.abs(want).max())
-    assert 0.0 < error < 0.1  # rounded to 8 bits, but the same function
+    assert 0.0 < error < 0.1  # the numbers are rounded to 8 bits, but the function is the same
 
 
 def test_a_fresh_policy_is_close_to_uniform():

@@ -1,4 +1,5 @@
-"""Conjugate gradients against jax's, natural steps and line searches that keep their bounds."""
+"""Compares conjugate gradients with JAX's; tests natural steps, and line searches that respect
+their bounds."""
 
 import chex
 import jax
@@ -70,15 +71,15 @@ def test_conjugate_gradient_stops_at_the_relative_residual():
 @pytest.mark.parametrize(
     ("diagonal", "b", "solution", "residual"),
     [
-        ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # nothing to solve
+        ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # the right-hand side is zero
         # The residual reaches 0 exactly after one product.
         ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),
-        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # no curvature, so no step
-        ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # negative curvature
+        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # without curvature no step is taken
+        ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # the curvature is negative
         ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
-        # A residual of 5e19, whose square overflows.
+        # The residual is 5e19, whose square overflows.
         ([2e-38, 200.0], [1.0, 1e-20], [0.0, 0.0], 1.0),
-        ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # everything underflows
+        ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # all squares underflow
     ],
 )
 def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residual):
@@ -92,7 +93,7 @@ def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residua
 
 
 def test_conjugate_gradient_under_vmap_equals_alone():
-    """A system that has converged waits for the slowest system unchanged."""
+    """A system that has converged waits for the slowest system and does not change."""
     matrix, b = random_system()
     scales = jnp.array([0.0, 1.0, 100.0])
     matrices = jnp.stack([jnp.eye(8), matrix, matrix + jnp.diag(jnp.arange(8.0))])
@@ -123,7 +124,7 @@ def test_natural_step_keeps_half_precision():
 
 
 def test_natural_step_moves_the_exact_kl_by_delta():
-    """The KL agrees to second order; the lecture note's length √(2δ / gᵀFg) would not."""
+    """The KL agrees to second order; the lecture note's length √(2δ / gᵀFg) would not agree."""
     kl = mean_kl(categorical)
 
     @jax.jit
@@ -166,14 +167,15 @@ def test_full_step_when_it_fits():
 
 
 def test_backtracks_until_the_kl_fits():
-    # 0.8² = 0.64, 0.8⁴ = 0.4096, 0.8⁶ = 0.262: the third candidate's KL is 0.4096.
+    # The steps give 0.8² = 0.64, 0.8⁴ = 0.4096, 0.8⁶ = 0.262: the third candidate has the KL
+    # 0.4096.
     x, info = search(lambda x: (x, x**2), max_kl=0.5)
     np.testing.assert_allclose((x, info.kl, info.gain), (0.64, 0.4096, 0.64), rtol=1e-6)
     assert (bool(info.accepted), int(info.steps)) == (True, 2)
 
 
 def test_backtracks_until_there_is_a_gain():
-    # x(1 − 2x) is −1, −.48·… : at 0.5 it is 0, at 0.25 it is 0.125.
+    # The surrogate x(1 − 2x) is −1, −.48·…; at 0.5 it is 0, at 0.25 it is 0.125.
     x, info = search(lambda x: (x * (1.0 - 2.0 * x), 0.0 * x), max_kl=1.0, backtrack=0.5)
     assert (float(x), float(info.gain), int(info.steps)) == (0.25, 0.125, 2)
 

@@ -1,4 +1,5 @@
-"""The distribution over a large vocabulary equals the plain one, and stores few logits."""
+"""Tests that the distribution over a large vocabulary equals the plain distribution, and stores few
+logits."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from jaxrl_po.language.unembedding import Unembedded
 from jaxrl_po.trust_region import fisher
 
 ROWS, WIDTH, VOCABULARY = (3, 7), 5, 11
-AT_ONCE = [4 * VOCABULARY, VOCABULARY - 1, 100 * VOCABULARY]  # parts of 4, 1 and all 21 rows
+# Parts of 4 rows, 1 row and all 21 rows.
+AT_ONCE = [4 * VOCABULARY, VOCABULARY - 1, 100 * VOCABULARY]
 
 
 def drawn(*shape, seed=0):
@@ -110,7 +112,8 @@ def test_the_logits_of_all_rows_are_never_held():
 
 @pytest.mark.parametrize(("at_once", "products"), [(8, 3), (7, 4)])
 def test_what_is_held_at_once_is_computed_once(at_once, products):
-    """Logits and two gradients take a product each; a backward pass in parts takes one more."""
+    """Logits and two gradients take one product each; a backward pass in parts takes one more
+    product."""
 
     def loss(hidden, matrix):
         distribution = Unembedded(hidden, matrix, at_once * VOCABULARY)

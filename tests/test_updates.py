@@ -1,4 +1,4 @@
-"""The gradient update: denominators, shuffles, skips and stops."""
+"""Tests the gradient update: denominators, shuffles, skips and stops."""
 
 import functools
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from jaxrl_po.types import ActorCritic
 
 
 def regression(params, samples):
-    """Two means with different denominators, as in a policy and a value loss."""
+    """Computes two means with different denominators, as in a policy loss and a value loss."""
     error = jnp.square(samples["x"] @ params["w"] - samples["y"])
     loss = masked.total(error, samples["mask"])
     return (
@@ -33,7 +33,7 @@ def regression(params, samples):
 def make_samples(rows=32, seed=0):
     rng = np.random.default_rng(seed)
     mask = rng.random(rows) < 0.7
-    # Uneven: shards and microbatches have very different counts.
+    # The mask is uneven: shards and microbatches have very different counts.
     mask[: rows // 4] = rng.random(rows // 4) < 0.2
     return {
         "x": rng.normal(size=(rows, 3)).astype(np.float32),
@@ -90,7 +90,7 @@ def test_microbatches_do_not_change_the_update(num_microbatches):
 
 
 def computed_rows(**options):
-    """Returns the rows that the program multiplies with the parameters at a time."""
+    """Returns the number of rows that the program multiplies with the parameters at a time."""
     optimizer = optax.sgd(0.1)
     update = updates.gradient_update(regression, optimizer, **options)
     arguments = PARAMS, optimizer.init(PARAMS), make_samples(rows=64), jax.random.key(0)
@@ -133,7 +133,7 @@ def test_loss_is_traced_once_for_counts_and_gradient(options):
 
 
 def test_mean_of_microbatch_means_would_differ():
-    """The wrong denominator is visible on these samples: the test above can fail."""
+    """The wrong denominator is visible on these samples, so that the test of the mean can fail."""
     samples = make_samples()
     halves = [jax.tree.map(lambda x, i=i: x[16 * i : 16 * (i + 1)], samples) for i in range(2)]
     means = [regression(PARAMS, half)[0][0].value() for half in halves]
@@ -240,7 +240,7 @@ def test_non_finite_step_is_skipped_and_counted(poison):
     params, opt_state, metrics = run(samples, optimizer=ADAM, num_epochs=2, num_minibatches=4)
     chex.assert_tree_all_finite((params, opt_state))
     chex.assert_tree_all_finite(metrics)
-    # One of the four minibatches of each epoch.
+    # one of the four minibatches of each epoch is not finite
     assert float(metrics["skipped"].value()) == pytest.approx(0.25)
     assert float(metrics["updates"].value()) == pytest.approx(0.75)
     assert not np.array_equal(params["w"], PARAMS["w"])
@@ -317,7 +317,7 @@ def test_rows_must_divide():
 
 class Sequence(NamedTuple):
     x: jax.Array
-    mask: jax.Array  # True in the padding
+    mask: jax.Array  # True in padded positions
 
 
 def test_a_mask_of_own_samples_is_not_read():

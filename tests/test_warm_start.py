@@ -1,4 +1,4 @@
-"""The warm start of a run, in steps that the host starts: progress, numbers, interruption."""
+"""Tests the warm start of a run, in steps that the host starts: progress, numbers, interruption."""
 
 import functools
 import os
@@ -86,7 +86,8 @@ def test_the_state_is_that_of_one_program(tmp_path, arguments):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)  # programs may add in another order
+        # Two programs may add in different orders.
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
 
 
 def test_a_single_compiled_step_is_taken():
@@ -102,7 +103,8 @@ def test_a_single_compiled_step_is_taken():
 
 
 def test_every_seed_stops_where_it_would_stop_alone():
-    """One of three seeds needs more steps than the others, which wait for it unchanged."""
+    """One of three seeds needs more steps than the other seeds, which wait for it and do not
+    change."""
     task = language.tasks.addition(1)
     model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=32).build(
         task.tokenizer.size

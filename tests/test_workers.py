@@ -1,4 +1,4 @@
-"""Processes that exchange JSON: they end, with their children, if they are late or die."""
+"""Tests processes that exchange JSON: they end, with their children, if they are late or die."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
 
 def serve(pipe):
-    """Follows instructions, and returns how many it has followed."""
+    """Follows instructions, and returns the number of followed instructions."""
     for count in range(9):
         told = workers.receive(pipe)
         time.sleep(told.get("sleep", 0.0))
@@ -26,7 +26,7 @@ def serve(pipe):
 
 
 def ended(pid):
-    """Returns whether a process ends within 10 s; an orphan may wait to be reaped."""
+    """Returns whether a process ends within 10 s; an orphan may have to wait until it is reaped."""
     deadline, stat = time.monotonic() + 10.0, Path(f"/proc/{pid}/stat")
     while stat.exists() and stat.read_text(encoding="utf-8").split()[2] != "Z":
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Flags of runs that compile in moments and end in seconds."""
+"""Lists flags of runs that compile in moments and end in seconds."""
 
 MODEL = [
     "--model.width=8",
@@ -20,7 +20,7 @@ CONTROL = [
     "--config.num_minibatches=2",
     "--config.num_epochs=1",
 ]
-SWEPT = [flag for flag in CONTROL if "_every" not in flag]  # a sweep prints no lines
+SWEPT = [flag for flag in CONTROL if "_every" not in flag]  # a sweep does not print lines
 LANGUAGE = [
     "--seeds=2",
     "--devices=1",

@@ -1,4 +1,5 @@
-"""Environments for tests, as TRL takes them; each runs in its own process."""
+"""Defines environments for tests, in the form that TRL takes; each environment runs in its own
+process."""
 
 import contextlib
 import os
@@ -33,7 +34,7 @@ class Guess:
 
 
 class Echo:
-    """Environment without tools; its reward is the number that `random` draws at the reset."""
+    """Environment without tools, whose reward is the number that `random` draws at the reset."""
 
     def reset(self, **columns):
         self.drawn = random.random()
@@ -44,7 +45,8 @@ class Echo:
 
 
 class Rough(Guess):
-    """Environment whose tool hangs, kills its process, or blocks interrupts, by the secret."""
+    """Environment whose tool hangs, kills its process, or blocks interrupts, depending on the
+    secret."""
 
     def raises(self):
         """Hangs, kills its process, or cannot be interrupted."""
@@ -57,7 +59,7 @@ class Rough(Guess):
 
 
 class Odd:
-    """Environment that draws when created, starts programs, has parameters of any name."""
+    """Environment that draws when created, starts programs, and has parameters of any name."""
 
     def __init__(self):
         self.made = random.random()

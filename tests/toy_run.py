@@ -1,4 +1,4 @@
-"""A run of a learner that compiles in a second; as a script, this file is one such run."""
+"""Runs a learner that compiles in a second; as a script, this file is one such run."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ SEEDS = 3
 
 
 def start_of(key, size):
-    """The state before a random walk of `size` numbers."""
+    """Returns the state before a random walk of `size` numbers."""
     return TrainState(
         ActorCritic(jax.random.normal(key, (size,))),
         None,
@@ -42,7 +42,8 @@ def start_of(key, size):
 
 
 def toy(poison=None, work=0):
-    """A random walk whose metrics show its steps; `poison(step, seed)` marks skipped updates."""
+    """Builds a random walk whose metrics show its steps; `poison(step, seed)` marks skipped
+    updates."""
 
     def step(state, seed):
         key, noise_key = jax.random.split(state.key)
@@ -53,7 +54,7 @@ def toy(poison=None, work=0):
         )
         metrics = {
             "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
-            # The line's own field of this name takes precedence.
+            # The line's own field of this name takes precedence over the metric.
             "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
             "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
         }
@@ -74,7 +75,7 @@ def _walk(state):
     return state, {"size": Mean(jnp.square(policy).sum(), jnp.float32(4.0))}
 
 
-WALK = one_piece(lambda key: start_of(key, 4), _walk)  # of one seed
+WALK = one_piece(lambda key: start_of(key, 4), _walk)  # fields of one seed
 
 
 def greedy(state):
@@ -95,7 +96,8 @@ RECORDS = {
 
 
 def train_job(learner, keys, **flat):
-    """A job of a stacked learner; `flat` are its fields, and fields of its records by name."""
+    """Builds a job of a stacked learner; `flat` are the job's fields, and fields of its records by
+    name."""
     nested = {
         name: record(**{field: flat.pop(field) for field in record._fields if field in flat})
         for name, record in RECORDS.items()
@@ -128,7 +130,7 @@ def job(**changes):
 
 
 class Silent:
-    """A reporter that records its calls."""
+    """Reporter that only records its calls."""
 
     def __init__(self, hook=lambda row: None):
         self.reported, self.phases, self.rows, self.seconds_left = [], [], [], []
@@ -162,7 +164,7 @@ class Aloud(Silent):
 
 
 def stuck():
-    """A learner whose tracing never ends, as a long compilation or warm start does not."""
+    """Returns a learner whose tracing never ends, like a long compilation or warm start."""
     return toy()._replace(init=lambda keys: time.sleep(600))
 
 

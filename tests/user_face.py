@@ -1,4 +1,5 @@
-"""A user's program under `mypy --strict`: `make check`. Each ignored error must be an error."""
+"""Checks a user's program by `mypy --strict`: `make check`. Each line with an ignored error must
+have an error."""
 
 from collections.abc import Mapping
 
@@ -19,7 +20,7 @@ def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[st
 
 
 def learners() -> list[Learner]:
-    """Returns the learners of the README, each with its arguments."""
+    """Returns the learners of the README, each with the arguments of its state."""
     env = gymnax.make("CartPole-v1")[0]
     games: Problem = control.make_problem(env, num_envs=16, num_steps=512)
     task = language.tasks.addition(2)
@@ -43,7 +44,7 @@ def learners() -> list[Learner]:
 
 
 def train(learner: Learner, key: jax.Array) -> tuple[TrainState, Metrics]:
-    """Trains in a user's loop."""
+    """Trains in a loop that a user writes."""
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         return learner.step(state)
@@ -54,7 +55,7 @@ def train(learner: Learner, key: jax.Array) -> tuple[TrainState, Metrics]:
 
 
 def runs(learner: Learner) -> Mapping[str, object]:
-    """Trains as the commands do."""
+    """Trains in the same way as the commands."""
     experiment = run.Experiment(env="Acrobot-v1", algorithm="trpo", out="runs/again")
     trained: run.Trained = run.train(experiment)
     run.load(7)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""The files of the run layer that one run in control enters: `python tests/walk.py [FLAG …]`.
+"""Lists the files of the run layer that one run in control enters: `python tests/walk.py [FLAG …]`.
 
-From the arguments to `curves.png`, in the order of their first call, with the function that is
-called first. Code that runs at an import does not count.
+The list goes from the arguments to `curves.png`, in the order of first calls, with the function
+that is called first in each file. Code that runs during an import does not count.
 """
 
 import inspect
@@ -20,12 +20,13 @@ SMALL += ("--problem.num_steps=16", "--config.num_minibatches=1", "--eval_episod
 
 
 def walk(flags: list[str]) -> dict[str, str]:
-    """Returns each file of the run layer that a run enters, and its first function."""
+    """Returns each file of the run layer that a run enters, and the file's first function."""
     first: dict[str, str] = {}
 
     def enter(frame, event, _):
         code = frame.f_code
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:  # no module or class body
+        # The frame is not the body of a module or class.
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
             path = Path(code.co_filename)
             if LAYER in path.parents:
                 first.setdefault(str(path.relative_to(LAYER)), code.co_qualname)

@@ -1,4 +1,5 @@
-"""The record of a wrong program: one replacement in the text of one module of `jaxrl_po`."""
+"""Defines the record of a wrong program: one replacement in the text of one module of
+`jaxrl_po`."""
 
 import re
 from typing import NamedTuple
@@ -11,8 +12,8 @@ class Wrong(NamedTuple):
       name: Description of the mistake.
       module: Name of a module in `jaxrl_po`, or full name of a module in `experiments`.
       before: Text that occurs exactly once in the module.
-      after: Text of the wrong program in its place.
-      tests: Files or tests in this folder; each must notice the mistake.
+      after: Text that replaces `before` in the wrong program.
+      tests: Test files or tests in this folder; each of them must notice the mistake.
     """
 
     name: str
@@ -41,9 +42,9 @@ class Wrong(NamedTuple):
 
 
 def pattern(code: str) -> re.Pattern[str]:
-    """Builds a pattern for the code however its lines are broken.
+    """Builds a pattern that matches code, however its lines are broken.
 
-    White space at its ends counts.
+    White space at the ends of the code counts.
     """
     inner = code.strip()
     start, end = code[: len(code) - len(code.lstrip())], code[len(code.rstrip()) :]
@@ -63,9 +64,9 @@ def pattern(code: str) -> re.Pattern[str]:
 def table(text: str) -> list[Wrong]:
     """Reads wrong programs from a text.
 
-    The first line of an entry is its name. The other lines are indented by two spaces: the module,
-    a colon and the tests; then `before`, each line after "- "; then `after`, each line after "+ ".
-    A line that begins with "#" is a heading.
+    The first line of an entry is its name. The other lines of an entry are indented by two spaces:
+    the module, a colon and the tests; then `before`, each line after "- "; then `after`, each line
+    after "+ ". A line that begins with "#" is a heading.
 
     Example:
       >>> [wrong] = table("sign\\n  losses: test_losses.py\\n  - a - b\\n  + a + b")

@@ -1,4 +1,5 @@
-"""Wrong programs of claims: verdicts from the wrong side, seeds used twice, edges that pass."""
+"""Wrong programs of claims: verdicts from the wrong side, seeds that are used twice, edges that
+pass."""
 
 from wrong import table
 

@@ -1,4 +1,5 @@
-"""Wrong programs: interrupts of calls in Python, and the handlers of before."""
+"""Wrong programs of interrupts: of calls in Python, and of the handlers that a call must
+restore."""
 
 from wrong import table
 

@@ -1,7 +1,8 @@
 """Named wrong programs: plausible mistakes that a test must notice, `make gate`.
 
-Each is one replacement in the text of one module. The text `before` must occur exactly once, so
-that a change of the program breaks the table and no mistake drops out of it unnoticed.
+Each wrong program is one replacement in the text of one module. The text `before` must occur
+exactly once, so that a change of the module breaks the table and no mistake drops out of the table
+unnoticed.
 """
 
 import wrong_aot
@@ -67,7 +68,7 @@ WRONG = [
         "greedy=False",
         ("test_evaluation.py::test_greedy_answers_are_the_most_likely_tokens",),
     ),
-    # Bugs reported by users of similar libraries.
+    # Bugs that users of similar libraries reported.
     Wrong(
         "a time limit ends the return",
         "advantages",

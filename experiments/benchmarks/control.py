@@ -1,9 +1,12 @@
-"""Throughput of PPO or TRPO training, on CartPole-v1 or another environment; 64 × 64 tanh networks.
+"""Measures the throughput of PPO or TRPO training, on CartPole-v1 or another environment.
+
+64 × 64 tanh networks.
 
 `python experiments/benchmarks/control.py` measures the whole table, one process per row; with
-`--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that row last.
-PPO takes 4 epochs × 4 minibatches. `--algorithm=random` plays at random without learning, which
-measures the speed of the environment itself, an upper bound for every method.
+`--envs --steps --seeds --total_steps` it measures one row, and `--json` prints that row last. PPO
+trains for 4 epochs of 4 minibatches per iteration. `--algorithm=random` takes random actions
+without learning, which measures the speed of the environment itself, an upper bound for every
+method.
 """
 
 import dataclasses
@@ -29,7 +32,8 @@ from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags, suites
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, PyTree, TrainState
 
-# Environments, steps, seeds, steps per seed: the sizes at which peers report throughput.
+# Environments, steps, seeds, total steps per seed: the sizes at which the other libraries report
+# throughput.
 TABLE = (
     (4, 128, 1, 500_000),
     (64, 128, 1, 1_000_000),
@@ -39,13 +43,13 @@ TABLE = (
     (4, 128, 128, 20_000),
 )
 REPETITIONS = 3
-# PPO as in the peers' benchmarks.
+# Settings of PPO in the peers' benchmarks.
 PPO = ppo.Config(learning_rate=2.5e-4, entropy_coefficient=0.01, num_epochs=4, num_minibatches=4)
 
 
 @config.record
 class Options:
-    """Work to measure."""
+    """Settings of one measurement."""
 
     algorithm: str = static(
         "ppo", "method to time; random does not learn", choices=("ppo", "trpo", "random")
@@ -90,7 +94,7 @@ def make_trpo(options: Options, problem: Problem, axis_name: str | None) -> Lear
 
 
 def make_random(options: Options, problem: Problem, axis_name: str | None) -> Learner:
-    """Builds a learner that plays without learning."""
+    """Builds a learner that takes random actions without learning."""
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return state, batch.metrics
@@ -102,7 +106,7 @@ METHODS = {"ppo": make_ppo, "trpo": make_trpo, "random": make_random}
 
 
 class Blind(nn.Module):
-    """Constant features `[E*, 1]` of observations with batch axes `E*`.
+    """Flax module that replaces observations, with batch axes `E*`, by constant features `[E*, 1]`.
 
     Attributes:
       rank: number of axes of the first array of one observation.
@@ -111,13 +115,16 @@ class Blind(nn.Module):
     rank: int
 
     def __call__(self, observation: PyTree) -> jax.Array:
-        """Returns zeros."""
+        """Returns zeros in place of features."""
         first = jax.tree.leaves(observation)[0]
         return jnp.zeros((*first.shape[: first.ndim - self.rank], 1))
 
 
 def blind_networks(env: Any) -> dict[str, nn.Module]:
-    """Builds actor and critic without inputs: actions are uniform, or Gaussian with σ = 1."""
+    """Builds actor and critic that ignore observations.
+
+    Actions are uniform, or Gaussian with σ = 1.
+    """
     spaces = adapt(env).spaces
     whole = spaces.observation
     seen = whole if isinstance(whole, Observation) else Observation(whole)
@@ -132,7 +139,7 @@ def blind_networks(env: Any) -> dict[str, nn.Module]:
 def measure(options: Options) -> dict[str, Any]:
     """Compiles one training run, times it `REPETITIONS` times and reports the best.
 
-    The run has no logging and no evaluation.
+    The training run has no logging and no evaluation.
     """
     placement = parallel.choose(options.devices, num_seeds=options.seeds, num_rows=options.envs)
     env = suites.make_env(options.env)
@@ -188,7 +195,8 @@ def measure(options: Options) -> dict[str, Any]:
 def compare_updates(options: Options) -> dict[str, float]:
     """Measures the time of one update: 10 × 16 minibatches for PPO, 10 Fisher products for TRPO.
 
-    Both read all rows. Each is the median time of an iteration, in ms, minus collection alone.
+    PPO and TRPO update from the same number of rows. The time of an update is the median time of an
+    iteration, in ms, minus the time of collection alone.
     """
     problem = control.make_problem(
         suites.make_env(options.env),
@@ -227,7 +235,10 @@ def compare_updates(options: Options) -> dict[str, float]:
 
 
 def table(devices: str) -> None:
-    """Measures every row of `TABLE`, each in its own process so that peak memory is its own."""
+    """Measures every row of `TABLE`.
+
+    Each row has its own process, so that peak memory is measured per row.
+    """
     print(
         f"{'envs × steps':>14} {'seeds':>6} {'steps/s':>10} {'compile s':>10} "
         f"{'peak MB':>8}  placement"
@@ -248,7 +259,7 @@ def table(devices: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the benchmark from command-line arguments; returns the exit status."""
     options = flags.ask(
         argv,
         "benchmarks/control.py",

@@ -1,12 +1,13 @@
 """Times the same dialogue game in the compiled program, on the host and by TRL, alternately.
 
 `python experiments/benchmarks/dialogues.py` times iterations of GRPO on Mastermind (3 symbols of 4)
-with a small random model: with the task of the library, whose dialogues are part of the compiled
-program; through `--tools`, with the game as a class in Python and a chat template; and, with
-`--trl_python=path/to/python`, that class through TRL's `environment_factory`. A tool call is one
-token of the model's vocabulary, so that a random policy can play. In the program a message is a
-guess in four tokens; elsewhere it has up to four tokens, most of them calls, and the chat template
-makes prompts and replies longer.
+with a small random model, in up to three ways: with the library's own task, whose dialogues are
+part of the compiled program; through `--tools`, with the game as a Python class and a chat
+template; and, with `--trl_python=path/to/python`, with the same Python class through TRL's
+`environment_factory`. A tool call is one token of the model's vocabulary, so that a random policy
+can play. In the compiled program a message is a guess in four tokens; on the host and in TRL a
+message has up to four tokens, most of them tool calls, and the chat template makes prompts and
+replies longer.
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ from jaxrl_po.run.loop.job import Length
 
 PEERS = Path(__file__).parent / "peers"
 GAME = runpy.run_path(str(PEERS / "mastermind_game.py"))
-MARK = "row: "  # prefix of the peer's output
-BUDGET = 4  # tokens of a message
+MARK = "row: "  # prefix of the lines that TRL's script prints
+BUDGET = 4  # largest number of tokens in a message
 SPECIAL = ("<unk>", "<pad>", "<|im_end|>", "<|im_start|>")
 PLAIN = ("user", "assistant", "system", "<tool_response>", "</tool_response>", *"0123")
 TEMPLATE = (
@@ -54,7 +55,7 @@ TEMPLATE = (
 
 @config.record
 class Options:
-    """Sizes to measure."""
+    """Sizes of the benchmark."""
 
     width: int = static(64, "width of the transformer", within=COUNT)
     layers: int = static(2, "blocks of the transformer", within=COUNT)
@@ -67,7 +68,7 @@ class Options:
 
 
 def write_model(folder: Path, options: Options, template: str) -> None:
-    """Writes a random model whose tool calls are one token each, and prompts for it."""
+    """Writes a random model, with one token for each tool call, and prompts for the model."""
     calls = [
         f'<tool_call>{{"name":"guess","arguments":{{"code":"{code}"}}}}</tool_call>'
         for code in GAME["CODES"]
@@ -101,7 +102,10 @@ def write_model(folder: Path, options: Options, template: str) -> None:
 
 
 def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], list[Any]]:
-    """Returns a timer of one iteration of `jaxrl-po language`, compiled, and its metrics."""
+    """Returns a function that times one iteration of `jaxrl-po language`.
+
+    The function also returns its metrics.
+    """
     argv = [
         "--algorithm=grpo",
         "--seeds=1",
@@ -132,7 +136,10 @@ def of_command(options: Options, *arguments: str) -> tuple[Callable[[], float], 
 
 
 def of_trl(options: Options, folder: Path) -> tuple[Callable[[], float], list[Any]]:
-    """Returns a timer of one iteration of TRL, in a process that waits between iterations."""
+    """Returns a function that times one iteration of TRL.
+
+    TRL's process waits between iterations.
+    """
     process = subprocess.Popen(
         [
             *(options.trl_python, PEERS / "trl_dialogues.py", f"--model={folder / 'model'}"),
@@ -167,7 +174,7 @@ def of_trl(options: Options, folder: Path) -> tuple[Callable[[], float], list[An
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Measures medians over the same number of iterations, timed alternately."""
+    """Measures the median time of each way over equally many iterations, timed alternately."""
     with tempfile.TemporaryDirectory() as place:
         folder, template = Path(place), TEMPLATE
         if options.trl_python:
@@ -201,7 +208,8 @@ def measure(options: Options) -> dict[str, Any]:
         if options.trl_python:
             made["trl"] = of_trl(options, folder)
         for tick, _ in made.values():
-            tick(), tick()  # compiles the program, and the part that the first replies need
+            # Compiles the training program, and the program that samples the first replies.
+            tick(), tick()
         for _, rows in made.values():
             rows.clear()
         seconds = timing.in_turns({name: tick for name, (tick, _) in made.items()}, options.rounds)
@@ -223,7 +231,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the benchmark from command-line arguments; returns the exit status."""
     summary = "Times dialogues in the program, on the host and by TRL."
     return timing.measured(argv, "benchmarks/dialogues.py", summary, Options, measure)
 

@@ -1,4 +1,4 @@
-"""Instructions of optimised HLO, read from its text, with the layouts of their arrays."""
+"""Instructions of optimised HLO, parsed from its text, with the layouts of their arrays."""
 
 import collections
 import math
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-# Operations that return their operand's values in another form.
+# Operations that return the values of their operand with another shape or layout.
 ALIASES = frozenset(("bitcast", "copy", "convert", "reshape", "broadcast"))
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\d+m\d+[a-z]*)?)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _CALLED = re.compile(
@@ -15,7 +15,7 @@ _CALLED = re.compile(
 
 
 class Array(NamedTuple):
-    """One array of a shape: its dtype, dimensions and layout."""
+    """Array of an HLO shape: its dtype, dimensions and layout."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -28,12 +28,12 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes without padding."""
+        """Bytes of the array without padding."""
         return int(self.size * width(self.dtype))
 
     @property
     def held(self) -> int:
-        """Bytes as laid out, with minor dimensions rounded up to whole tiles."""
+        """Bytes of the array in memory, with minor dimensions rounded up to complete tiles."""
         order, _, rest = self.layout.partition(":")
         tile = re.match(r"T\(([\d,]*)\)", rest)
         if not (tile and tile[1] and self.dims):
@@ -52,7 +52,7 @@ class Array(NamedTuple):
 
 
 def width(dtype: str) -> float:
-    """Returns the bytes of an element.
+    """Returns the bytes of one element of a dtype.
 
     Example:
       >>> width("f32"), width("bf16"), width("pred"), width("s4")
@@ -72,7 +72,7 @@ class Instruction(NamedTuple):
     rest: str
 
     def called(self) -> Iterator[tuple[str, str]]:
-        """Yields the computations that it calls: `(role, name)`."""
+        """Yields the computations that the instruction calls: `(role, name)`."""
         for role, name in _CALLED.findall(self.rest):
             yield role, name
         if branches := re.search(r"branch_computations=\{([^}]*)\}", self.rest):
@@ -80,30 +80,33 @@ class Instruction(NamedTuple):
                 yield "branch", name.strip().lstrip("%")
 
     def attribute(self, name: str) -> str:
-        """Returns the text of an attribute; empty without it."""
+        """Returns the text of an attribute.
+
+        Empty if the instruction does not have the attribute.
+        """
         found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.rest)
         return found[1] if found else ""
 
     def integers(self, name: str) -> list[int]:
-        """Returns the integers of an attribute."""
+        """Returns the integers in the text of an attribute."""
         return [int(i) for i in re.findall(r"-?\d+", self.attribute(name))]
 
 
 class Computation(NamedTuple):
-    """Instructions of a computation by name, its root, and the users of each instruction."""
+    """Computation of HLO: instructions by name, the root, and the users of each instruction."""
 
     of: dict[str, Instruction]
     root: str
     users: Mapping[str, Sequence[Instruction]]
 
     def parameter(self, number: int) -> str:
-        """Returns the name of a parameter."""
+        """Returns the name of the parameter with a number."""
         found = (e for e in self.of.values() if e.opcode == "parameter")
         return next(e.name for e in found if e.operands[0] == str(number))
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Returns the computations of a module by name, and the name of its entry."""
+    """Returns the computations of a module by name, and the name of the entry computation."""
     found, entry, name, lines = dict[str, Computation](), "", "", dict[str, Instruction]()
     root = ""
     for line in text.splitlines():
@@ -111,7 +114,8 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
             entry = name if line.startswith("ENTRY") else entry
             lines, root = {}, ""
-        # Does not end at "}}": the metadata of a kernel span several lines.
+        # A line that ends with "}}" does not end a computation: the metadata of a kernel span
+        # several lines.
         elif re.match(r"\}(,|$)", line) and name:
             users = collections.defaultdict[str, list[Instruction]](list)
             for each in lines.values():
@@ -141,7 +145,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Splits a text that begins with a bracket after the bracket's end."""
+    """Splits a text that begins with a bracket after the bracket's closing partner."""
     depth = 0
     for at, char in enumerate(text):
         depth += (char == "(") - (char == ")")
@@ -151,12 +155,12 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def source(within: Computation, each: Instruction) -> Instruction:
-    """Returns the instruction whose values an instruction only lays out anew."""
+    """Returns the source of an instruction that only changes the layout of the source's values."""
     while each.opcode in ALIASES and each.operands[0] in within.of:
         each = within.of[each.operands[0]]
     return each
 
 
 def arrays_of(within: Computation, name: str) -> tuple[Array, ...]:
-    """Returns the arrays of an operand."""
+    """Returns the arrays of an operand, one for each element of a tuple."""
     return within.of[name].arrays if name in within.of else ()

@@ -1,7 +1,8 @@
-"""Counts of FLOPs, traffic and collectives of one run of a program, from its optimised HLO.
+"""Counts FLOPs, memory traffic and collectives of one run of a program, from its optimised HLO.
 
-XLA's own cost analysis counts the body of a loop once. Here a body counts as often as it runs: by
-the known trip count of its loop, or by the constant that the condition compares a counter with.
+XLA's own cost analysis counts the body of a loop once. This module counts a loop's body as often as
+the loop runs: by the known trip count, or by the constant that the loop's condition compares a
+counter with.
 """
 
 import dataclasses
@@ -23,21 +24,21 @@ COLLECTIVES = (
     "collective-permute",
     "ragged-all-to-all",
 )
-# Operations that neither compute nor move data by themselves.
+# Operations that neither compute nor move data.
 FREE = frozenset(
     (
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "call"),
         *("partition-id", "replica-id", "opt-barrier", "while", "conditional", "add-dependency"),
     )
 )
-# Operations that only move values, or are counted by the computations that they call.
+# Operations that only move values, or whose work is counted in the computations that they call.
 MOVES = frozenset(
     (
         *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "scatter", "pad", "iota"),
         *("concatenate", "transpose", "reverse", "fusion", "custom-call", "sort", "rng"),
     )
 )
-# Custom calls of the TPU's compiler that place buffers or state facts, without computation.
+# Custom calls of the TPU's compiler that place buffers or assert facts, without computation.
 NOTES = re.compile("AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|.*Bitpacked")
 ASYNC = ("-start", "-done", "-update")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -48,9 +49,9 @@ class Transfer:
     """Collectives of one kind.
 
     Attributes:
-      count: Number of operations.
-      bytes: Bytes of their results on a chip, or of the operand of a reduce-scatter.
-      sent: Bytes that a chip sends, in rings.
+      count: Number of collective operations.
+      bytes: Bytes of the operations' results on a chip, or of the operand of a reduce-scatter.
+      sent: Bytes that a chip sends if the collectives run in rings.
     """
 
     count: float = 0
@@ -58,7 +59,7 @@ class Transfer:
     sent: float = 0
 
     def plus(self, other: "Transfer", times: float = 1) -> "Transfer":
-        """Returns the sum with another transfer, which runs `times` times."""
+        """Returns the sum with `times` runs of another transfer."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Transfer(*(mine + times * its for mine, its in pairs))
 
@@ -68,18 +69,18 @@ class Counts:
     """Work of one run of a program on one chip.
 
     Attributes:
-      flops: FLOPs of matrix products.
+      flops: FLOPs of all matrix products.
       padded: FLOPs with each dimension rounded up to the size of a matrix unit.
-      elementwise: Operations outside matrix products.
+      elementwise: Number of elementwise operations outside matrix products.
       bytes: Bytes moved between HBM and the chip, padding included.
       useful: Bytes moved without padding.
-      kernels: Operations that start one after another.
-      cycles: Estimate of the compiler; 0 without an estimate.
-      collectives: `{kind: transfer}`.
-      bounds: `{operation: bound}` of loops that may end early and count to their bound; a bound of
-        0 is unknown, and the loop counts once.
-      uncounted: `{target: calls}` of kernels that are not HLO: their FLOPs are not counted, and
-        each of their operands and results is moved once.
+      kernels: Number of kernels, which start one after another.
+      cycles: Compiler's estimate of the cycles; 0 without an estimate.
+      collectives: `{kind: transfer}`, transfer of each kind of collective.
+      bounds: `{operation: bound}`, largest trip count of each loop that may end early; a loop
+        counts up to its bound, and a loop of unknown bound, 0, counts once.
+      uncounted: `{target: calls}`, number of calls of each kernel that is not HLO; the FLOPs of
+        such a kernel are not counted, and each of its operands and results is moved once.
     """
 
     flops: float = 0
@@ -94,7 +95,7 @@ class Counts:
     uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, other: "Counts", times: float = 1) -> None:
-        """Adds another program, which runs `times` times."""
+        """Adds the counts of another program, which runs `times` times."""
         for name in ("flops", "padded", "elementwise", "bytes", "useful", "kernels", "cycles"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for kind, transfer in other.collectives.items():
@@ -106,11 +107,11 @@ class Counts:
 
 
 class Program:
-    """A module of optimised HLO.
+    """Program as a module of optimised HLO.
 
     Args:
-      text: Text of a compiled program, from `as_text()`.
-      unit: Rows and columns that a matrix unit multiplies at once, for the padded count.
+      text: Text of a compiled program, as `as_text()` returns it.
+      unit: Number of rows and columns that a matrix unit multiplies at once, for `Counts.padded`.
     """
 
     def __init__(self, text: str, unit: int = 128):
@@ -118,7 +119,7 @@ class Program:
         self.unit = unit
         devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
         self.devices = int(devices[1]) if devices else 1
-        self._begun = set[str]()  # channels of collectives that several fusions continue
+        self._begun = set[str]()  # channels of collectives that several fusions share
         self._cost = functools.cache(self._count)
 
     def counts(self) -> Counts:
@@ -131,7 +132,10 @@ class Program:
         return sum(array.bytes for each in given for array in each.arrays)
 
     def _count(self, name: str, fused: bool) -> Counts:
-        """Counts a computation; within a fusion nothing is moved and no kernel starts."""
+        """Counts the work of a computation.
+
+        Within a fusion no data is moved and no kernel starts.
+        """
         total, within = Counts(), self.computations[name]
         for each in within.of.values():
             if not (fused and self._carried_on(each)):
@@ -154,7 +158,10 @@ class Program:
         return total
 
     def _carried_on(self, each: Instruction) -> bool:
-        """Returns whether another fusion began a collective; one next to products is in each."""
+        """Returns whether another fusion already began a collective.
+
+        Several fusions with products may share a collective.
+        """
         channel = each.attribute("channel_id") if each.opcode in COLLECTIVES else ""
         begun = channel in self._begun
         self._begun |= {channel} - {""}
@@ -164,7 +171,7 @@ class Program:
         self, total: Counts, within: Computation, each: Instruction, name: str = ""
     ) -> None:
         kind = each.opcode.removesuffix("-start")
-        if name.startswith("all-reduce-scatter"):  # each chip stores its part of the sum
+        if name.startswith("all-reduce-scatter"):  # each chip stores its own part of the sum
             kind = kind.replace("all-reduce", "reduce-scatter")
         if kind in COLLECTIVES:
             members = self._members(each)
@@ -189,11 +196,11 @@ class Program:
             total.elementwise += each.arrays[0].size
 
     def _moved(self, within: Computation, each: Instruction, kind: str) -> list[Array]:
-        """Returns the arrays that a collective moves: operands, or the results of a gather."""
+        """Returns the arrays that a collective moves: its operands, or the results of a gather."""
         given = [array for operand in each.operands for array in arrays_of(within, operand)]
         if kind != "all-gather":
             return given
-        if each.opcode.endswith("-start"):  # (operands, results)
+        if each.opcode.endswith("-start"):  # a pair (operands, results)
             return list(each.arrays[len(given) : 2 * len(given)])
         return list(each.arrays)
 
@@ -222,7 +229,7 @@ class Program:
         total.useful += sum(array.bytes for array in moved)
 
     def _read(self, within: Computation, each: Instruction) -> Iterator[Array]:
-        """Yields the arrays that are read: only the slices of an operand that is sliced."""
+        """Yields the arrays that an operation reads: of a sliced operand, only the slices."""
         if each.opcode in ("dynamic-slice", "slice", "gather"):
             yield from _where(each.arrays, arrays_of(within, each.operands[0]))
             return
@@ -242,7 +249,10 @@ class Program:
                 yield from _where(parts, whole)
 
     def _sliced(self, body: Computation, name: str) -> list[Array] | None:
-        """Returns the slices of a value that a fusion reads; None for the complete value."""
+        """Returns the slices of a value that a fusion reads.
+
+        None if it reads the complete value.
+        """
         if name == body.root:
             return None
         found = list[Array]()
@@ -264,7 +274,10 @@ class Program:
         return found
 
     def _written(self, each: Instruction) -> Iterator[Array]:
-        """Yields the arrays that are written: only the update of a result updated in place."""
+        """Yields the arrays that an operation writes.
+
+        Of a result that is updated in place, only the update.
+        """
         if each.opcode == "dynamic-update-slice":
             return
         if each.opcode.endswith("-start"):
@@ -289,14 +302,14 @@ class Program:
 
 
 def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
-    """Yields parts of an array with the array's memory layout."""
+    """Yields parts of an array with the memory layout of the array."""
     for part in parts:
         here = whole[0].layout if whole and whole[0].on_chip else part.layout.replace("S(1)", "")
         yield part._replace(layout=here)
 
 
 def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
-    """Returns outputs and operands that a fusion forwards for a collective next to its products."""
+    """Returns outputs and operands that a fusion with products only forwards to a collective."""
     if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
         return []
     pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)
@@ -304,6 +317,6 @@ def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]
 
 
 def _operation_name(each: Instruction) -> str:
-    """Returns the origin of a loop from its metadata."""
+    """Returns the name of a loop's JAX operation, from the loop's metadata."""
     found = re.search(r'op_name="([^"]*)"', each.rest)
     return found[1] if found else each.name

@@ -1,4 +1,4 @@
-"""Trip counts of the loops of optimised HLO."""
+"""Trip counts of loops in optimised HLO."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 def trips(
     computations: Mapping[str, Computation], within: Computation, loop: Instruction
 ) -> tuple[int, bool]:
-    """Returns the largest trip count of a loop (0 if unknown), and whether it is exact."""
+    """Returns the largest trip count of a loop (0 if unknown), and whether the count is exact."""
     if exact := _TRIPS.search(loop.rest):
         return int(exact[1]), True
     called = dict(loop.called())
@@ -28,12 +28,13 @@ def _bounds(
     start: Instruction | None,
     within: Computation,
 ) -> tuple[list[int], bool]:
-    """Returns trip counts that end a loop at the latest, and whether no other condition does."""
+    """Returns upper bounds of a loop's trip count, and whether no other condition ends the loop."""
     each = condition.of[name]
     if each.opcode == "and":
         both = [_bounds(computations, condition, o, start, within) for o in each.operands]
         return [bound for bounds, _ in both for bound in bounds], False
-    if each.opcode == "reduce":  # a condition over seeds: the loop runs until the last one ends
+    # A condition over several seeds: the loop runs until the last seed ends.
+    if each.opcode == "reduce":
         return _bounds(computations, condition, each.operands[0], start, within)[0], False
     if each.opcode in ALIASES:
         return _bounds(computations, condition, each.operands[0], start, within)
@@ -51,7 +52,7 @@ def _bounds(
     sides = [_value(condition, operand, start, within) for operand in each.operands]
     (first, of_first), (last, of_last) = sides
     direction = each.attribute("direction")
-    if of_last == "counter":  # constant > counter
+    if of_last == "counter":  # the comparison `constant > counter`
         (first, of_first), (last, of_last) = sides[1], sides[0]
         direction = {"GT": "LT", "GE": "LE", "NE": "NE"}.get(direction, "")
     if of_first != "counter" or of_last != "constant" or direction not in ("LT", "LE", "NE"):
@@ -62,7 +63,7 @@ def _bounds(
 def _value(
     condition: Computation, name: str, start: Instruction | None, within: Computation
 ) -> tuple[int, str]:
-    """Returns a side of a comparison: a constant, or a counter with its first value."""
+    """Returns one side of a comparison: a constant, or a counter with its first value."""
     each = condition.of[name]
     each = source(condition, each)
     if each.opcode == "constant" and re.fullmatch(r"-?\d+", each.operands[0]):

@@ -1,4 +1,4 @@
-"""FLOPs of the matrix products of optimised HLO, where a TPU has convolutions."""
+"""Counts FLOPs of the matrix products in optimised HLO, which are convolutions on a TPU."""
 
 import collections
 import math
@@ -9,7 +9,10 @@ from hlo import Computation, Instruction, arrays_of
 
 
 def product(within: Computation, each: Instruction, unit: int) -> tuple[float, float]:
-    """Returns FLOPs of a matrix product, plain and with dimensions rounded up to the unit."""
+    """Returns the FLOPs of a matrix product.
+
+    Plain, and with dimensions rounded up to the size of a matrix unit.
+    """
     left, right = (arrays_of(within, operand)[0] for operand in each.operands[:2])
     out = each.arrays[0]
     if each.opcode == "dot":
@@ -57,7 +60,9 @@ def _window(each: Instruction, axis: int) -> dict[str, tuple[int, ...]]:
 
 
 def taps(size: int, kernel: int, out: int, window: Mapping[str, tuple[int, ...]]) -> int:
-    """Counts pairs of output and kernel positions that meet an element, not padding or a gap.
+    """Counts pairs of output and kernel positions that meet an element.
+
+    Padding and gaps do not count.
 
     The compiler writes batched products as convolutions whose window meets one element at a time.
     """
@@ -67,7 +72,8 @@ def taps(size: int, kernel: int, out: int, window: Mapping[str, tuple[int, ...]]
     found = 0
     for tap in range(kernel):
         first = tap * spread - low
-        # Output positions o with 0 <= first + o·stride <= last, at multiples of the dilation.
+        # Output positions o with 0 <= first + o·stride <= last, where first + o·stride is a
+        # multiple of the dilation.
         period = holes // math.gcd(holes, stride)
         for o in range(min(period, out)):
             if (first + o * stride) % holes == 0:

@@ -1,10 +1,11 @@
-"""Time, compile time and memory of one GRPO iteration: sampling, scoring and updates.
+"""Measures time, compile time and memory of one GRPO iteration: sampling, scoring and updates.
 
 `python experiments/benchmarks/language.py` measures the table, three-digit addition with 512
-completions, one process per row; with `--width` it measures one row. With `--shape` it measures
-random prompts and weights at the shape of a pretrained model. `--json` prints one object as the
-last line. The loss is DAPO's. Sampling (with scoring) and the whole iteration are timed; the
-difference is training. `--profile` shows on one core which kinds of operations take the time.
+completions, one process per row; the flag `--width` measures a single row. The flag `--shape`
+measures random prompts and random weights at the shape of a pretrained model. The flag `--json`
+prints one JSON object as the last line. The training loss is DAPO's. Sampling (with scoring) and
+the complete iteration are timed; the time of training is the difference. The flag `--profile`
+shows, on one core, the time of each kind of operation.
 """
 
 import dataclasses
@@ -36,13 +37,13 @@ from jaxrl_po.run.devices.compilation import compiled
 from jaxrl_po.run.experiment import flags
 from jaxrl_po.types import TrainState
 
-# Width, blocks and new tokens at which the peer reports its time.
+# Width, number of blocks and of new tokens at which the peer reports its time.
 TABLE = ((64, 2, 5), (128, 4, 64))
 
 
 @config.record
 class Options:
-    """Work to measure."""
+    """Settings of the benchmark."""
 
     width: int = static(
         0, "width of the transformer; 0 measures the whole table", within=config.NON_NEGATIVE
@@ -85,21 +86,21 @@ class Options:
 
 @config.record
 class Adapters:
-    """Low-rank adapters in place of full training."""
+    """Settings of low-rank adapters, which replace full training."""
 
     rank: int = static(0, "rank of adapters, with --shape; 0 for none", within=config.NON_NEGATIVE)
 
 
-SECTIONS = {"": Options, "lora": Adapters}  # sections of flags
+SECTIONS = {"": Options, "lora": Adapters}  # sections of the command's flags
 
 Measured = tuple[language.Task, language.Transformer, types.Problem]
 
 
 class Ending(language.Transformer):
-    """A transformer that ends a completion with the same probability in every step of decoding.
+    """Transformer that ends a completion with the same probability in every decoding step.
 
     Attributes:
-      end: token that ends a completion.
+      end: id of the token that ends a completion.
       probability: probability of the end token, in [0, 1).
     """
 
@@ -107,7 +108,10 @@ class Ending(language.Transformer):
     probability: float = 0.0
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Applies `Transformer`; in decoding, which has a cache, sets the end's probability."""
+        """Applies `Transformer`.
+
+        Sets the end's probability in decoding, which is recognised by its cache.
+        """
         logits, cache = super().__call__(*arguments, **options)
         if cache is None:
             return logits, cache
@@ -117,7 +121,7 @@ class Ending(language.Transformer):
 
 
 def probability_of(lengths: str, budget: int) -> float:
-    """Returns the probability of an end in each step."""
+    """Returns the probability of the end token in each step, from the requested mean length."""
     mean = re.fullmatch(r"geometric:(\d*\.\d+)", lengths)
     tokens = float(mean[1]) * budget if mean else math.inf if lengths == "equal" else 0.0
     if tokens <= 1.0:
@@ -127,7 +131,7 @@ def probability_of(lengths: str, budget: int) -> float:
 
 
 def ending(options: Options, model: language.Transformer, end: int) -> language.Transformer:
-    """Returns the model with completions of the requested lengths."""
+    """Returns the model, wrapped so that completions have the requested lengths."""
     if options.lengths == "sampled":
         return model
     fields = [field.name for field in dataclasses.fields(model) if field.name != "name"]
@@ -139,12 +143,12 @@ def ending(options: Options, model: language.Transformer, end: int) -> language.
 
 
 def of(options: Options, adapters: Adapters) -> Measured:
-    """Builds the requested model and problem."""
+    """Builds the model and the problem that the options request."""
     return of_addition(options) if options.shape == "none" else of_shape(options, adapters)
 
 
 def of_addition(options: Options) -> Measured:
-    """Builds three-digit addition with a model of the requested sizes."""
+    """Builds the problem of three-digit addition with a model of the requested sizes."""
     task = language.tasks.addition(3)
     sizes = language.ModelSettings(
         width=options.width,
@@ -160,7 +164,7 @@ def of_addition(options: Options) -> Measured:
 
 
 def of_shape(options: Options, adapters: Adapters) -> Measured:
-    """Builds random prompts, and random weights with the spread of a pretrained model's."""
+    """Builds random prompts, and a model with random weights of a pretrained model's spread."""
     model = architectures.read(SHAPES[options.shape], dtype=options.dtype, remat=options.remat)
     task = language.tasks.random_prompts(
         model.vocabulary, options.prompt_tokens, options.new_tokens
@@ -196,7 +200,7 @@ def spread(params: Any) -> Any:
 
 
 def settings_of(options: Options, axis_name: str | None) -> dapo.Config:
-    """Configures DAPO's loss on every group, with the requested number of updates."""
+    """Returns the config of DAPO's loss on every group, with the requested number of updates."""
     microbatches = options.num_prompts if options.shape != "none" else 1
     return dapo.Config(
         num_epochs=options.updates,
@@ -209,7 +213,7 @@ def settings_of(options: Options, axis_name: str | None) -> dapo.Config:
 
 
 def account(options: Options, adapters: Adapters) -> dict[str, Any]:
-    """Measures the time of sampling and training in matrix products and in the rest.
+    """Measures the time of sampling and training in matrix products and in other operations.
 
     Raises:
       ConfigError: the platform is not a CPU, or there are several seeds or devices.
@@ -221,7 +225,8 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
     _, model, problem = of(options, adapters)
     learner = dapo.make(config.as_arrays(settings_of(options, None)), problem)
     state = (learner.init if adapters.rank else jax.jit(learner.init))(jax.random.key(0))
-    # Does not return the state, which a run updates in place: returned here, it would be copied.
+    # Does not return the state: a training run updates the state in place, but a returned state
+    # would be copied.
     sampling = xla_profile.program(lambda state: learner.sample(state)[1], state)
     batch = sampling.compiled(state)
     peak = matrix_peak(DTYPES[options.dtype])
@@ -245,7 +250,10 @@ def account(options: Options, adapters: Adapters) -> dict[str, Any]:
 
 
 def categories(vocabulary: int) -> Callable[[Operation], str]:
-    """Returns the purpose of an operation, from its products, XLA kind and JAX function."""
+    """Returns a function that maps an operation to a category.
+
+    It reads products, XLA kind and JAX function.
+    """
     moved = ("copy", "transpose", "concatenate", "pad", "slice")
     indexed = ("gather", "scatter", "dynamic-slice", "dynamic-update-slice")
 
@@ -271,9 +279,9 @@ def categories(vocabulary: int) -> Callable[[Operation], str]:
 
 
 def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
-    """Times sampling alone and the whole iteration; medians over iterations.
+    """Times sampling alone and the complete iteration; reports medians over iterations.
 
-    The model is untrained: in addition, one token in 14 ends a completion.
+    The model is untrained, so one token in 14 ends a completion in addition.
     """
     shaped = options.shape != "none"
     placement = parallel.choose(
@@ -289,11 +297,14 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     whole = parallel.over_devices(learner, placement)
 
     def sample(state: TrainState) -> tuple[jax.Array, jax.Array]:
-        """Collects and counts tokens; the score keeps the compiler from dropping the verifier."""
+        """Collects completions and counts their tokens.
+
+        Returns the score too, or the compiler would drop the verifier.
+        """
         _, batch = whole.sample(state)
         return batch.mask.sum(), batch.score.sum()
 
-    # Under jit, the base model of adapters would be copied.
+    # Under jit, the base model of the adapters would be copied.
     state = whole.init(keys) if adapters.rank else jax.jit(whole.init)(keys)
     start = time.perf_counter()
     step = compiled(whole.step, state, donate_argnums=0)
@@ -310,18 +321,18 @@ def measure(options: Options, adapters: Adapters) -> dict[str, Any]:
     seconds, sampled = median(iteration[1:]), median(sampling[1:])
     generated = sum(tokens[1:]) / iterations
     parameters = sum(x.size for x in jax.tree.leaves(state.params.policy)) // options.seeds
-    # Scanned blocks read prompts once per group if groups are complete.
+    # Scanned blocks compute each prompt once per group if groups are complete.
     whole_groups = model.scanned and options.num_prompts % settings.num_microbatches == 0
     readers = options.group_size if whole_groups else 1
     completions = options.seeds * options.num_prompts * options.group_size
-    # Counts sampled tokens, not the budget: padding is not work, even if it is computed.
+    # Counts sampled tokens, not the token budget: padding is not work, even if it is computed.
     trained = 6 * products(model, task.prompt_length, generated / completions, readers)
     trained *= options.updates * completions
     peak = matrix_peak(DTYPES[options.dtype]) * (
         1 if jax.default_backend() == "cpu" else placement.num_devices
     )
     counted = {}
-    if options.count:  # a decoding step is one token of each row
+    if options.count:  # a decoding step samples one token of each row
         calls = xla_profile.kernels(xla_profile.Program(collect, (state,), 1))
         counted = {"kernels_a_token": round(calls / options.new_tokens)}
     return {
@@ -354,10 +365,11 @@ def products(
 ) -> float:
     """Counts weights × positions of the matrix products of one completion, without attention.
 
-    Each takes 2 operations in the forward pass, 4 in the backward pass. At positions before the
-    first output that is read, the last block computes only keys and values, unless blocks are
-    scanned. A large vocabulary is embedded without a product. If a prompt is read once for several
-    completions, `readers`, each completion counts its share.
+    Each multiplication stands for 2 operations in the forward pass and 4 in the backward pass.
+    Before the first position whose output is used, the last block computes only keys and values,
+    unless blocks are scanned. A large vocabulary is embedded by a lookup, without a matrix product.
+    If one prompt is computed once for several completions, `readers`, each completion counts its
+    share of the prompt.
     """
     width, hidden, table = model.width, model.mlp_width, model.vocabulary * model.width
     keys_and_values = 2 * width * model.kv_heads * (width // model.heads)
@@ -371,7 +383,7 @@ def products(
 
 
 def matrix_peak(dtype: Any, size: int = 0) -> float:
-    """Measures operations per second of one large matrix product, the peak for utilisation."""
+    """Measures the operations per second of a large matrix product, as the machine's peak."""
     size = size or (2048 if jax.default_backend() == "cpu" else 8192)
     a = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a: a @ a).lower(a).compile()
@@ -379,7 +391,7 @@ def matrix_peak(dtype: Any, size: int = 0) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the benchmark from command-line arguments; returns the exit status."""
     if {"--help", "-h"} & set(argv):
         summary = "Times sampling and training of GRPO."
         print(flags.format_help("benchmarks/language.py", summary, SECTIONS))
@@ -388,7 +400,8 @@ def main(argv: Sequence[str]) -> int:
     if options.profile and not (options.width or options.shape != "none"):
         raise ConfigError("profile", "needs width or shape: it shows one model")
     if options.width or options.shape != "none":
-        if options.profile:  # on one core, set before JAX starts, times of operations add up
+        # On one core, times of operations add up; must be set before JAX starts.
+        if options.profile:
             if not hasattr(os, "sched_setaffinity"):
                 raise ConfigError("profile", "keeps to one core, which only Linux lets it do")
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

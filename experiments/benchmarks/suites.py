@@ -1,9 +1,9 @@
 """Compares methods on a suite of environments with each other and with published results.
 
 `python experiments/benchmarks/suites.py --suite=mujoco` trains PPO, TRPO and NPG on MuJoCo for a
-million steps, as in the papers' table. Each run is one of `jaxrl-po control`: each method has one
+million steps, as in the papers' table. Each run is a run of `jaxrl-po control`: each method has one
 setting for all environments of MuJoCo, and tuned settings for the other suites. Started again with
-the same `--out`, it continues: finished runs are not repeated.
+the same `--out`, the script continues: finished runs are not repeated.
 """
 
 import sys
@@ -30,14 +30,14 @@ METHODS = ("ppo", "trpo", "npg")
 
 
 class Row(NamedTuple):
-    """One environment.
+    """Environment of the table, with its settings and published results.
 
     Attributes:
-      env: environment, as in `jaxrl-po control --env`.
+      env: name of the environment for `jaxrl-po control --env`.
       steps: length of a run, in environment steps.
       arguments: further arguments of `jaxrl-po control`.
       published: published mean return of each method.
-      variant: label that tells apart rows of the same environment; empty for a single row.
+      variant: label that distinguishes rows of the same environment; empty for a single row.
     """
 
     env: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the environment and the variant: `Snake-v1, no masks`."""
+        """Name of the environment with its variant, such as `Snake-v1, no masks`."""
         inner = self.env.partition(":")[2] or self.env
         return f"{inner}, {self.variant}" if self.variant else inner
 
@@ -56,8 +56,8 @@ class Row(NamedTuple):
 def mujoco(name: str, *tianshou: float) -> Row:
     """Builds the row of an environment of EnvPool's MuJoCo, with Tianshou's published results.
 
-    The results are the largest average over 10 seeds at any point of the first million steps, on
-    version v3 of the environment.
+    The published results are the largest average over 10 seeds at any point of the first million
+    steps, on version v3 of the environment.
     """
     published = dict(zip(METHODS, tianshou, strict=False))
     return Row(f"envpool:{name}-v4", 1_000_000, (), published)
@@ -153,7 +153,7 @@ def largest_mean(result: Result) -> float:
 
 
 def table(results: Sequence[tuple[Row, str, Result]]) -> str:
-    """Formats a line per environment and method; KL is the largest that a line of a run logged."""
+    """Formats a line per environment and method; KL is the largest KL that a run logged."""
     lines = [
         (
             f"{'':>32} {'method':>6} {'final, 95 % interval':>28} {'largest':>9} {'published':>9} "

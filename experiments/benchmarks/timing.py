@@ -1,4 +1,4 @@
-"""Programs timed alternately, and benchmarks in their own processes."""
+"""Times programs alternately, and runs benchmarks in processes of their own."""
 
 import json
 import os
@@ -19,14 +19,17 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 def clock(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    """Times a call until its arrays are ready; returns the seconds and its result."""
+    """Times a call until its results are computed; returns the seconds and the result."""
     begun = time.perf_counter()
     result = jax.block_until_ready(function(*args))
     return time.perf_counter() - begun, result
 
 
 def stepper(step: Callable[[TrainState], Any], state: TrainState) -> Callable[[], float]:
-    """Runs one iteration to compile and place the state; each call of the result times another."""
+    """Runs one iteration, to compile and to place the state.
+
+    Returns a function that times another iteration.
+    """
     state = jax.block_until_ready(step(state))[0]
 
     def tick() -> float:
@@ -41,22 +44,23 @@ def in_turns(clocks: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Na
     """Times programs alternately, so that drifts in the machine's speed affect all equally.
 
     Args:
-      clocks: name to a function that runs one more iteration and returns its seconds.
-      rounds: rounds that count; one more, the first, is discarded.
+      clocks: map from a name to a function that runs one more iteration and returns its seconds.
+      rounds: number of rounds that count; one more round, the first, is discarded.
 
     Returns:
-      Name to seconds, with one number per round.
+      Map from a name to seconds, with one number per round.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in clocks}
     for i in range(rounds + 1):
-        # Every other round runs in reverse, so that no program always follows the same slow one.
+        # Every other round runs in reverse order, so that no program always follows the same slow
+        # program.
         for name in list(clocks)[:: 1 if i % 2 else -1]:
             seconds[name].append(clocks[name]())
     return {name: values[1:] for name, values in seconds.items()}
 
 
 def show(row: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints measurements: one line per number, or the one JSON line that `measure_apart` reads."""
+    """Prints measurements, one line per number, or the one JSON line for `measure_apart`."""
     print(
         json.dumps(row) if as_json else "\n".join(f"{name}: {value}" for name, value in row.items())
     )
@@ -65,14 +69,14 @@ def show(row: Mapping[str, Any], *, as_json: bool) -> None:
 def measured(
     argv: Sequence[str], name: str, summary: str, record: type, measure: Callable[[Any], Any]
 ) -> int:
-    """Runs a benchmark: parses its options, measures and prints; returns the exit status.
+    """Runs a benchmark: parses its options, measures, and prints the row; returns the exit status.
 
     Args:
-      argv: command line.
+      argv: command line, without the program's name.
       name: name of the script, see `flags.ask`.
       summary: description of the script, see `flags.ask`.
-      record: record of the script's options, with a field `json`.
-      measure: `(options) -> row of measurements`.
+      record: class of the script's options, with a field `json`.
+      measure: `(options) -> row`, takes the measurements.
     """
     options: Any = flags.ask(argv, name, summary, record)
     if options is not None:
@@ -82,7 +86,10 @@ def measured(
 
 
 def measure_apart(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a benchmark in a new process, with its own memory and devices; returns its last line."""
+    """Runs a benchmark in a new process, with its own memory and devices.
+
+    Returns the object on its last line.
+    """
     return last_line([sys.executable, script, *arguments, "--json"])
 
 
@@ -106,7 +113,8 @@ def last_line(command: Sequence[object], timeout: float | None = None) -> dict[s
 def output_of(command: Sequence[object], timeout: float | None = None) -> str:
     """Runs a program and returns its output.
 
-    Compiled programs are not read from a cache, so that compile times are those in a first run.
+    The program does not read compiled programs from a cache, so that compile times are those of a
+    first run.
 
     Args:
       command: program and its arguments.
@@ -114,7 +122,7 @@ def output_of(command: Sequence[object], timeout: float | None = None) -> str:
 
     Raises:
       RunError: the program failed, with its last named error or else the last line of its errors;
-        or it did not end in time.
+        or the program did not end in time.
     """
     environment = {name: value for name, value in os.environ.items() if name != CACHE}
     try:
@@ -127,6 +135,6 @@ def output_of(command: Sequence[object], timeout: float | None = None) -> str:
         raise RunError(f"{command[0]}: {error.strerror}") from None
     except subprocess.CalledProcessError as error:
         lines = [line.strip() for line in error.stderr.decode().splitlines() if line.strip()]
-        # A program may print advice after its error.
+        # A program may print advice after its error message.
         errors = [line for line in lines if line.lower().startswith(("error", "fatal"))]
         raise RunError((errors or lines or [f"status {error.returncode}"])[-1]) from None

@@ -1,7 +1,8 @@
 """Computes the table of docs/scaling.md: memory, work and times of programs compiled for TPUs.
 
 `python experiments/benchmarks/tpu.py --out=runs/tpu` compiles one program after another, each in a
-new process, and resumes where it was stopped. It needs `jaxrl_po[tpu-compile]`.
+new process, and resumes where an earlier call was stopped. The script needs
+`jaxrl_po[tpu-compile]`.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ class Speed(NamedTuple):
       peak: FLOP/s of bfloat16 products.
       bandwidth: Bytes/s between HBM and the chip.
       links: Bytes/s to other chips, in one direction.
-      unit: Rows and columns that a matrix unit multiplies at once.
-      clock: Cycles/s, the peak over the operations of all units in a cycle.
+      unit: Number of rows and columns that a matrix unit multiplies at once.
+      clock: Cycles/s: the peak divided by the operations of all units in a cycle.
     """
 
     peak: float
@@ -54,8 +55,8 @@ class Row(NamedTuple):
     """A row of the table: one program.
 
     Attributes:
-      name: Name in the table.
-      machine: Machine, as in `--compile_for`.
+      name: Name of the row in the table.
+      machine: Name of the machine for `--compile_for`.
       flags: Arguments of `jaxrl-po`.
     """
 
@@ -117,7 +118,7 @@ class Options:
 
 
 def measure(row: Row, seconds: int) -> dict[str, Any]:
-    """Returns the figures of a row from a process of its own, or the reason for their absence."""
+    """Returns the figures of a row, computed in a new process, or the reason why there are none."""
     command = [sys.executable, __file__, f"--only={row.name} {row.machine}", "--json"]
     found: dict[str, Any] = {"name": row.name, "machine": row.machine}
     try:
@@ -133,13 +134,13 @@ def measure(row: Row, seconds: int) -> dict[str, Any]:
 
 
 def figures(row: Row) -> dict[str, Any]:
-    """Compiles the last program of a row and counts its work; raises RunError if it has none."""
+    """Compiles the last program of a row and counts its work; raises RunError without a program."""
     script, *arguments = row.flags
     experiment = Experiment.parse(DOMAINS[script], arguments)
     programs = list[run.CompiledProgram]()
     try:
         programs.extend(run.compile_for(experiment, row.machine))
-    except errors.RunError:  # raised after several programs if none of them fits
+    except errors.RunError:  # raised after several programs if none of the programs fits
         if not programs:
             raise
     program = programs[-1]
@@ -158,7 +159,10 @@ def figures(row: Row) -> dict[str, Any]:
 
 
 def times(counts: hlo_counts.Counts, speed: Speed) -> dict[str, float]:
-    """Returns the seconds of one run by each limit alone, with loops counted to their bounds."""
+    """Returns the seconds of one run by each hardware limit alone.
+
+    Loops are counted up to their bounds.
+    """
     sent = sum(transfer.sent for transfer in counts.collectives.values())
     found = {
         "products": counts.padded / speed.peak,
@@ -169,7 +173,7 @@ def times(counts: hlo_counts.Counts, speed: Speed) -> dict[str, float]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Returns a row of the table."""
+    """Formats a row of the table."""
     head = f"| {row['name']} | {row['machine'].removeprefix('tpu:')} |"
     memory = row.get("memory", {})
     if "arguments" not in memory:
@@ -190,7 +194,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def amount(number: float) -> str:
-    """Returns a number with a metric prefix.
+    """Formats a number with a metric prefix.
 
     Example:
       >>> amount(0), amount(950), amount(1.234e10)
@@ -209,7 +213,7 @@ HEADER = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the script from command-line arguments; returns the exit status."""
     summary = "Computes the table of docs/scaling.md: programs compiled for TPUs."
     options = flags.ask(argv, "tpu.py", summary, Options)
     if options is None:

@@ -1,4 +1,4 @@
-"""The operations that a compiled program runs, and their times, from XLA's profile."""
+"""Times of a compiled program's operations, from XLA's profile."""
 
 import collections
 import math
@@ -14,8 +14,10 @@ import jax
 
 from jaxrl_po.run.devices.compilation import compiled
 
-SMALL = 1e-6  # seconds; below it, the start dominates an operation
-ENCLOSING = {"while", "call", "conditional"}  # their time is the time of the operations inside
+# Threshold in seconds; below it, the start of an operation dominates the operation's time.
+SMALL = 1e-6
+# Operations whose time is the sum of the operations inside.
+ENCLOSING = {"while", "call", "conditional"}
 LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)$")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 DIMENSIONS = re.compile(r"^\w+\[([\d,]*)\]")
@@ -27,7 +29,7 @@ class Program(NamedTuple):
 
     Attributes:
       compiled: compiled program.
-      arguments: arguments of each call.
+      arguments: arguments of every call.
       calls: number of calls that are timed together.
     """
 
@@ -36,7 +38,7 @@ class Program(NamedTuple):
     calls: int
 
     def run(self) -> float:
-        """Returns the processor seconds of one call."""
+        """Returns the processor seconds of one call of the program."""
         begun = time.process_time()
         results = [self.compiled(*self.arguments) for _ in range(self.calls)]
         jax.block_until_ready(results)
@@ -47,11 +49,12 @@ class Operation(NamedTuple):
     """An instruction of a compiled program.
 
     Attributes:
-      kind: name in XLA, such as dot, fusion or copy.
+      kind: name of the operation in XLA, such as dot, fusion or copy.
       path: JAX function that the instruction comes from.
-      products: sizes of the result and of the summed axes, for each matrix product in it.
+      products: sizes of the result and of the summed axes, for each matrix product in the
+        instruction.
       runs: average number of runs in a call, over the profiled calls.
-      seconds: median time of one run, which excludes runs while another program had the core.
+      seconds: median time of one run, without runs in which another program occupied the core.
     """
 
     kind: str
@@ -62,12 +65,12 @@ class Operation(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Number of multiplications and additions of one run's matrix products."""
+        """Number of multiplications and additions in the matrix products of one run."""
         return sum(2 * math.prod(sizes) for sizes in self.products)
 
 
 class Total(NamedTuple):
-    """Totals of several operations: their number in a call, their seconds and their flops."""
+    """Totals of several operations: number in a call, seconds and flops."""
 
     number: int
     seconds: float
@@ -75,7 +78,7 @@ class Total(NamedTuple):
 
 
 def program(function: Callable[..., Any], *arguments: Any, calls: int = 1) -> Program:
-    """Compiles the function as a program for these arguments."""
+    """Compiles the function for these arguments, as a `Program`."""
     return Program(compiled(function, *arguments), arguments, calls)
 
 
@@ -83,7 +86,7 @@ def operations(text: str) -> dict[str, Operation]:
     """Returns the instructions of a program by name; a fusion has the products of its parts.
 
     Args:
-      text: the program as XLA prints it, `compiled.as_text()`.
+      text: text of the program, as `compiled.as_text()` returns it.
     """
     lines, computation = [], ""
     for line in text.splitlines():
@@ -92,7 +95,8 @@ def operations(text: str) -> dict[str, Operation]:
         elif instruction := LINE.match(line):
             lines.append((computation, *instruction.groups()))
     sizes = {name: _sizes(DIMENSIONS.match(shape)) for _, name, shape, *_ in lines}
-    products: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)  # by computation
+    # By computation, then by instruction.
+    products: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)
     found = {}
     for computation, name, _, kind, rest in lines:
         own = []
@@ -101,7 +105,7 @@ def operations(text: str) -> dict[str, Operation]:
             own = [sizes[name] + tuple(sizes[left[1]][n] for n in over if left)]
             products[computation] += own
         elif kind == "fusion" and (called := re.search(r"calls=%?([\w.-]+)", rest)):
-            own = products[called[1]]  # the text defines it before its call
+            own = products[called[1]]  # XLA's text defines a computation before its call
         path = re.search(r'op_name="([^"]*)"', rest)
         found[name] = Operation(kind, path[1] if path else "", tuple(own))
     return found
@@ -115,7 +119,7 @@ def profiled(program: Program) -> list[tuple[str, str, float]]:
     """Profiles the calls: returns plane and line, name, and nanoseconds of each event."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 3, 0
-    program.run()  # a first call differs from the others
+    program.run()  # the first call is not profiled, since it differs from later calls
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
             program.run()
@@ -129,7 +133,10 @@ def profiled(program: Program) -> list[tuple[str, str, float]]:
 
 
 def kernels(program: Program) -> float:
-    """Counts kernels that a call launches on a GPU, with copies; on a CPU its operations."""
+    """Counts the kernels, copies included, that a call launches on a GPU.
+
+    On a CPU, the operations that a call runs.
+    """
     if jax.default_backend() == "cpu":
         return sum(each.runs for each in executed(program))
     return sum(" Stream #" in place for place, *_ in profiled(program)) / program.calls

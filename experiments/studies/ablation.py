@@ -1,10 +1,10 @@
-"""DAPO's ingredients added one after another, as in Table 1 of the paper.
+"""Ablation of DAPO: adds its ingredients one after another, as in Table 1 of the paper.
 
-`python experiments/studies/ablation.py`. Each row adds one switch to the previous row. All seeds of
-all rows start from one warm start, as the paper's rows start from one pretrained model. Rows are
-compared after the same number of updates and after the same number of generated tokens, since
-dynamic sampling generates more per update. Writes a folder per row, `table.txt` and `ablation.png`
-under `--out`.
+Run the ablation by `python experiments/studies/ablation.py`. Each row of the table adds one
+ingredient to the previous row. All seeds of all rows start from one warm start, as all rows in the
+paper start from one pretrained model. Rows are compared after the same number of updates and after
+the same number of generated tokens, since dynamic sampling generates more per update. Writes a
+folder per row, `table.txt` and `ablation.png` under the folder `--out`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ from jaxrl_po.run.experiment import flags
 from jaxrl_po.run.figures.plotting import Panel
 from jaxrl_po.run.store import statistics
 
-# Rows in the order of the paper's table: each adds its switch to the switches above it.
+# Rows in the order of the paper's table: each row adds its switch to the switches of the rows
+# above.
 STEPS = {
     "naive GRPO": "",
     "+ overlong filtering": "overlong_filtering=true",
@@ -78,7 +79,7 @@ class Options:
 
 
 class Scores(NamedTuple):
-    """A row of the table; each field except the name is `[S]`.
+    """Scores of one row of the table; each field except the name is `[S]`.
 
     Attributes:
       name: name of the row.
@@ -94,7 +95,7 @@ class Scores(NamedTuple):
 
 
 def arguments() -> dict[str, list[str]]:
-    """Maps the name of a row to the switches of its run."""
+    """Maps the name of a row to the flags of its run."""
     switches, rows = dict(OFF), {}
     for name, step in STEPS.items():
         if step:
@@ -105,7 +106,7 @@ def arguments() -> dict[str, list[str]]:
 
 
 def run(options: Options, out: Path) -> list[Result]:
-    """Makes one warm start and trains every row from it."""
+    """Trains one warm start, then every row from it."""
     batch = options.num_prompts * options.group_size
     shared = {
         "algorithm": "dapo",
@@ -118,7 +119,7 @@ def run(options: Options, out: Path) -> list[Result]:
         "eval_prompts": 256,
         "problem.num_prompts": options.num_prompts,
         "problem.group_size": options.group_size,
-        # The longest demonstration, because the length must be learned.
+        # The demonstrations include the longest one, because the policy must learn the length.
         "problem.max_new_tokens": running_sum(options.length).answer_length,
         "model.width": options.width,
         "model.layers": options.layers,
@@ -138,7 +139,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def generated(result: Result) -> npt.NDArray[np.float64]:
-    """Computes tokens generated up to each line, `[S, lines]`: batches × completions × length."""
+    """Computes generated tokens up to each line, `[S, lines]`: batches × completions × length."""
     batch = result.rows[-1]["step"] // result.rows[-1]["iteration"]
     rows = result.rows[1:]
     iterations = np.diff([row["iteration"] for row in result.rows])
@@ -153,7 +154,7 @@ def generated(result: Result) -> npt.NDArray[np.float64]:
 def score(results: Sequence[Result]) -> list[Scores]:
     """Computes the accuracies of every row at equal updates and at equal tokens."""
     tokens = [generated(result) for result in results]
-    budget = np.min([all[:, -1] for all in tokens], axis=0)  # budget of each seed
+    budget = np.min([all[:, -1] for all in tokens], axis=0)  # token budget of each seed
     scores = []
     for result, all in zip(results, tokens, strict=True):
         evaluated = [i for i, row in enumerate(result.rows) if "greedy_accuracy" in row]

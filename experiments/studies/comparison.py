@@ -1,4 +1,4 @@
-"""Comparisons: runs of one command in separate folders, their curves and tables."""
+"""Compares runs of one command in separate folders, by curves and tables."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ def run_each(
     """Runs a command once per name, one after another; replaces earlier results.
 
     Args:
-      main: `(argv) -> exit status`, the command.
-      runs: name to the arguments of that run alone.
-      shared: arguments of every run.
-      out: folder that gets a folder for each run.
+      main: `(argv) -> exit status`, function that runs the command.
+      runs: map from a name to the arguments of that run alone.
+      shared: arguments of all runs.
+      out: folder that contains one folder per run.
 
     Raises:
       UsageError: a run did not finish; later runs are not started.
@@ -54,15 +54,15 @@ def run_from_one(
     rows: Mapping[str, Any],
     out: Path,
 ) -> list[Result]:
-    """Makes one initial policy in the folder `START`, then runs a command from it once per name.
+    """Trains one initial policy in the folder `START`, then runs a command from it for each name.
 
     Args:
       main: `(argv) -> exit status` of `jaxrl-po language`, see `run_each`.
-      runs: name to the arguments of that run alone.
-      shared: flag name to value, for the initial policy and all runs.
-      start: flags of the initial policy alone, which is warm-started but not trained further.
-      rows: flags of all runs, but not of the initial policy.
-      out: folder that gets a folder for each run.
+      runs: map from a name to the arguments of that run alone.
+      shared: map from a flag's name to its value, for the initial policy and all runs.
+      start: flags of the initial policy alone, which has a warm start but no further training.
+      rows: flags of all runs, without the initial policy.
+      out: folder that contains one folder per run.
     """
     first = {**shared, "seeds": 1, "total_steps": 0, **start}
     others = {**shared, "init_from": out / START, **rows}
@@ -71,7 +71,7 @@ def run_from_one(
 
 
 def read(out: Path, name: str) -> Result:
-    """Reads the results of a run by name, from its folder."""
+    """Loads the results of the run with a name, from the run's folder."""
     summary = json.loads((out / name / "summary.json").read_text(encoding="utf-8"))
     return Result(name, metrics.read(out / name / "metrics.jsonl"), summary)
 
@@ -84,7 +84,7 @@ def panel(
     y_label: str,
     target: float | None = None,
 ) -> Panel:
-    """Builds a panel with one metric, a curve per run."""
+    """Builds a panel that shows one metric, with a curve per run."""
     series = [Series(metric, result.name, result.rows) for result in results]
     return Panel([], series, title, x_label, y_label, target, seeds=False)
 

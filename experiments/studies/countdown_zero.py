@@ -1,9 +1,10 @@
-"""R1-Zero at a small scale: a transformer that imitates searches learns to search better.
+"""Study of R1-Zero at a small scale: a transformer that imitates searches learns to search better.
 
 `python experiments/studies/countdown_zero.py` writes traces of an imperfect search of countdown,
 fits a transformer to them (`sft`), and improves it by GRPO from outcomes, all seeds in one program,
-with the verifier `right`. Before and after, the model answers 256 problems over unseen numbers once
-each. Run again, it resumes. Table, picture and figures go to `docs`.
+with the verifier `right`. Before and after GRPO, the model answers 256 problems over unseen numbers
+once each. A study that is run again resumes. The study writes its table, its picture and its
+figures to `docs`.
 """
 
 import ast
@@ -28,13 +29,17 @@ from jaxrl_po.run.store import folder
 
 PAGE, PICTURE = Path("docs/studies/countdown_zero.md"), Path("docs/countdown_zero.png")
 RESULTS = Path("docs/studies/countdown_zero.json")
-DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # targets and values have one token: 35 is Z
-LARGEST, BOUND = 9, len(DIGITS) - 1  # largest number; largest target or value of a trace
-PATIENCE = 4  # most tries of a trace, which then answers with its last try
-HELD_OUT, SHARE = 256, 0.25  # held-out problems; share of the triples of numbers that are held out
+# Targets and values are encoded in one token: 35 is Z.
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# Largest number in a problem; largest target or value of a trace.
+LARGEST, BOUND = 9, len(DIGITS) - 1
+PATIENCE = 4  # largest number of tries in a trace, which then answers with its last try
+# Number of held-out problems; share of the triples of numbers that are held out.
+HELD_OUT, SHARE = 256, 0.25
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 SIGNS = dict(zip("+-*", OPERATIONS.values(), strict=True))
-BATCH, BUDGET = 128, 96  # completions per iteration and seed, 16 prompts × 8; token budget
+# Completions per iteration and seed, 16 prompts × 8; token budget of a completion.
+BATCH, BUDGET = 128, 96
 MODEL = {"model.width": 96, "model.layers": 3, "model.mlp_width": 256, "devices": "1"}
 SHARED = {**MODEL, "task": "file", "task.characters": DIGITS + "+-*()=,:<>!?"}
 
@@ -50,11 +55,11 @@ class Options:
 
 
 class Try(NamedTuple):
-    """One expression of the search.
+    """Expression that the search tries.
 
     Attributes:
-      steps: computation in a trace, `3*2=6+7=D`.
-      expression: form in an answer, `(3*2)+7`.
+      steps: computation as a trace writes it, `3*2=6+7=D`.
+      expression: expression as an answer writes it, `(3*2)+7`.
       value: value of the expression.
     """
 
@@ -78,9 +83,10 @@ def tries(numbers: Sequence[int]) -> list[Try]:
 
 
 def trace(numbers: Sequence[int], target: int, draw: random.Random) -> str:
-    """Writes tries in random order up to the target, or up to the limit of tries, and an answer.
+    """Writes tries in random order, up to the target or the limit of tries, and an answer.
 
-    After each try a mark says if it is right (`!`), above the target (`>`) or below it (`<`).
+    A mark after each try states whether the try is right (`!`), above the target (`>`) or below it
+    (`<`).
     """
     all_of_them, made = tries(numbers), ""
     for each in draw.sample(all_of_them, min(draw.randint(1, PATIENCE), len(all_of_them))):
@@ -99,7 +105,7 @@ def right(completions: Sequence[str], numbers: Any, target: Any, **_: Any) -> li
 
 
 def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
-    """Returns whether an expression of sums, differences and products is right."""
+    """Returns whether an expression of sums, differences and products has the target value."""
     used = []
 
     def value(node: ast.AST) -> int:
@@ -112,7 +118,8 @@ def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
         raise ValueError
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # about 3(4), which calls a number
+        # A warning about text such as 3(4), which calls a number.
+        with warnings.catch_warnings(action="ignore"):
             found = value(ast.parse(expression, mode="eval").body)
     except (ValueError, SyntaxError):
         return False
@@ -120,9 +127,11 @@ def reaches(expression: str, numbers: Sequence[int], target: int) -> bool:
 
 
 def write(out: Path, traces: int) -> dict[str, str]:
-    """Writes traces, training problems and held-out problems; returns their files by name.
+    """Writes traces, training problems and held-out problems.
 
-    Problems over the same numbers are all in the same split.
+    Returns the paths of their files by name.
+
+    Problems over the same numbers are all in one split, training or held-out.
     """
     draw = random.Random(0)
     triples = list(itertools.combinations_with_replacement(range(1, LARGEST + 1), 3))
@@ -155,7 +164,7 @@ def write(out: Path, traces: int) -> dict[str, str]:
 
 
 def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Returns the flags of each stage: the fit, its evaluation, and its training by GRPO."""
+    """Returns the flags of each stage: the supervised fit, its evaluation, and training by GRPO."""
     asked = {
         **{**SHARED, "algorithm": "grpo", "reward": right, "log_every": 1},
         **{"reward.require_end": True, "problem.max_new_tokens": BUDGET},
@@ -182,7 +191,10 @@ def stages(options: Options, files: dict[str, str]) -> dict[str, dict[str, Any]]
 
 
 def cell(scores: Sequence[float]) -> str:
-    """Formats mean per cent and interval: over the problems for a single model, else over seeds."""
+    """Formats mean and interval in per cent.
+
+    Over the problems for a single model, else over seeds.
+    """
     if len(scores) > 1:
         return smollm2.interval(scores)
     hits = round(scores[0] * HELD_OUT)
@@ -190,7 +202,7 @@ def cell(scores: Sequence[float]) -> str:
 
 
 def write_page() -> None:
-    """Writes the table into the page, and the picture."""
+    """Writes the table into the page, and draws the picture."""
     rows = json.loads(RESULTS.read_text(encoding="utf-8"))
     table = ["| | iterations | greedy, % | sampled, % | tokens, greedy |", "|---" * 5 + "|"]
     for name, row in rows.items():

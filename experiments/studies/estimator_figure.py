@@ -16,7 +16,7 @@ from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import COLOURS, INK, QUIET
 
 CRITICS = ("exact", "in error", "zeros")
-TINY = 1e-12  # squares below it are rounding error
+TINY = 1e-12  # squared values below this threshold are rounding error
 
 
 class Result(NamedTuple):
@@ -26,10 +26,11 @@ class Result(NamedTuple):
       setting: MDP, policy and critics.
       grid: estimators to compare.
       sums: sums of every group of segments.
-      measured: name to number and standard error, `[C, E]` each: the roots of `scores`, and
-        `gradient_bias` and `gradient_error` (of one batch), both relative.
-      exact: name to number `[C, E]`, by enumeration.
-      gradients: scores of the policy gradient, with the exact bias.
+      measured: map from a name to a number and its standard error, `[C, E]` each: the roots of
+        `scores`, and `gradient_bias` and `gradient_error` (of one batch), both relative to the
+        exact gradient.
+      exact: map from a name to a number `[C, E]`, computed by enumeration.
+      gradients: scores of the policy gradient, with its exact bias.
     """
 
     setting: Setting
@@ -41,13 +42,13 @@ class Result(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One family of estimators on a fine grid, with exact values.
+    """Family of estimators on a fine grid of its parameter, with exact values.
 
     Attributes:
       name: `GAE` or `A3C`.
       parameter: λ or k, `[N]`.
-      reach: horizontal position, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
-      exact: name to number `[C, N]`.
+      reach: horizontal position in the figure, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
+      exact: map from a name to a number `[C, N]`.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Curve(NamedTuple):
 
 
 def curves(result: Result) -> list[Curve]:
-    """Computes GAE for λ from 0 to 1, and A3C for k from 0 to Monte Carlo's horizon."""
+    """Computes curves of GAE for λ from 0 to 1, and of A3C for k from 0 to the longest horizon."""
     gamma, num_steps = float(result.setting.mdp.gamma), result.grid.num_steps
     reach = np.geomspace(1.0, 1.0 / (1.0 - gamma), 121)
     lambdas = np.clip((1.0 - 1.0 / reach) / gamma, 0.0, 1.0)
@@ -68,14 +69,14 @@ def curves(result: Result) -> list[Curve]:
 
 
 class Look(NamedTuple):
-    """Style of a curve."""
+    """Line style of a curve."""
 
     colour: str
     width: float
     label: str
 
 
-# The broad pale line (the sum) is drawn behind the larger of the two.
+# The broad pale line (the sum) is drawn behind the larger of bias² and variance.
 LOOKS = {
     "rmse": Look("#c9ced3", 7.0, "mean squared error of Â + V̂(s) against Q"),
     "deviation": Look(COLOURS[0], 2.0, "variance"),
@@ -87,7 +88,7 @@ DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (4,
 def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
     """Draws bias², variance and their sum for one family: exact as lines, measured as points.
 
-    Error bars are ± two standard errors; the exact minimum is marked.
+    Error bars are ± two standard errors; a marker shows the exact minimum.
     """
     names = result.grid.names()
     labels = {
@@ -149,7 +150,7 @@ def draw_curve(axes: Axes, curve: Curve, result: Result, critic: int) -> None:
 def draw_gradient(
     axes: Axes, result: Result, critic: int, accuracy: float, chosen: Sequence[int]
 ) -> None:
-    """Draws the relative error of the policy gradient against the environment steps it takes."""
+    """Draws the relative error of the policy gradient against the number of environment steps."""
     segments = np.geomspace(1.0, 1e4, 60)
     for colour, e in zip(COLOURS, chosen, strict=False):
         bias, variance = (x[critic, e] for x in result.gradients)
@@ -169,12 +170,12 @@ def save_figure(result: Result, accuracy: float, path: Path) -> None:
 
     Args:
       result: result of `evaluate`.
-      accuracy: relative error of the policy gradient that a line marks.
+      accuracy: relative error of the policy gradient at which a line is drawn.
       path: path of the PNG file.
     """
     names, families = result.grid.names(), curves(result)
     # For all critics, each family is represented by the member that needs the fewest steps under
-    # the critic in error.
+    # the critic with errors.
     steps = result.gradients.segments(accuracy)[CRITICS.index("in error")]
     best = [
         min((e for e, name in enumerate(names) if name.startswith(f.name)), key=lambda e: steps[e])
@@ -182,7 +183,7 @@ def save_figure(result: Result, accuracy: float, path: Path) -> None:
     ]
     chosen = list(dict.fromkeys([0, names.index("A3C(0)"), *reversed(best)]))
     top = 3.0 * max(np.square(curve.exact["rmse"]).max() for curve in families)
-    with plotting.style({"text.parse_math": True}):  # the powers of ten of its axes
+    with plotting.style({"text.parse_math": True}):  # powers of ten on the figure's axes
         figure = Figure(
             figsize=(15.0, 10.5), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.1), dpi=150
         )

@@ -2,15 +2,16 @@
 
 `python experiments/studies/estimators.py --gamma=0.95`: Monte Carlo, A3C(k) and GAE(λ) on a random
 tabular MDP whose values, advantages and policy gradient are known exactly, with three critics: the
-exact one, one in error, and zeros. Every estimator sees the same segments: T steps of a continuing
-episode, bootstrapped by the critic at the end. The states are drawn from the policy's stationary
-distribution, so that the mean of ∇log π · Â over the steps of a segment estimates (1 − γ) ∇J.
+exact critic, a critic with errors, and zeros. Every estimator sees the same segments: T steps of a
+continuing episode, bootstrapped by the critic at the end. The states are drawn from the policy's
+stationary distribution, so that the mean of ∇log π · Â over the steps of a segment estimates (1 −
+γ) ∇J.
 
 Â differs from A(s, a) by the error of the return and by the baseline's error, V(s) − V̂(s). The
-latter is the same for all estimators, has no variance given s and does not bias the policy
-gradient, so bias and mean squared error are reported for Â + V̂(s) against Q(s, a), along with the
-bias against A(s, a). Writes `table.txt`, `table.json`, `cells.npz` (mean and variance of Â − A, and
-visits, for each state, action and position) and `estimators.png` under `--out`.
+baseline's error is the same for all estimators, has no variance given s and does not bias the
+policy gradient, so bias and mean squared error are reported for Â + V̂(s) against Q(s, a), along
+with the bias against A(s, a). Writes `table.txt`, `table.json`, `cells.npz` (mean and variance of Â
+− A, and visits, for each state, action and position) and `estimators.png` under `--out`.
 """
 
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Options:
 
 
 def setting(options: Options) -> Setting:
-    """Draws the MDP, the policy and the error of the critic."""
+    """Draws the MDP, the policy and the errors of the critic."""
     rng = np.random.default_rng(options.seed)
     mdps = tabular.random_mdps(rng, 1, options.num_states, options.num_actions, options.gamma)
     transition, reward, _, gamma = (np.asarray(leaf)[0] for leaf in mdps)
@@ -131,7 +132,7 @@ def setting(options: Options) -> Setting:
 
 
 def evaluate(options: Options) -> Result:
-    """Runs the complete measurement, in double precision."""
+    """Runs the complete measurement in double precision."""
     grid = options.grid()
     with jax.enable_x64(True):
         problem = setting(options)

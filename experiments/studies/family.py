@@ -1,9 +1,9 @@
 """Compares all methods on one environment.
 
 `python experiments/studies/family.py --env=CartPole-v1 --seeds=8 --total_steps=200000` runs each
-method by `jaxrl-po control` with the settings that a sweep found for it, in its own folder. One
-figure (return against steps, KL of each update, entropy) and one table (final return, steps to a
-threshold, speed, time of an update) compare them.
+method by `jaxrl-po control` in its own folder, with the settings that a sweep found for the method.
+One figure (return against steps, KL of each update, entropy) and one table (final return, steps to
+a threshold, speed, time of an update) compare the methods.
 """
 
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ class Options:
     )
 
 
-# Flags that differ from a method's defaults.
+# Flags of each method that differ from the method's defaults.
 APART = {"ppo_penalty": ["--config.target_kl=0.01"]}
 
 
 def compare(options: Options, out: Path) -> list[Result]:
-    """Runs every method; an error of one ends the comparison."""
+    """Runs every method; an error in one run ends the comparison."""
     names = options.methods.split(",")
     shared = [
         f"--{key}={getattr(options, key)}"
@@ -70,7 +70,10 @@ def panels(results: Sequence[Result], options: Options) -> list[Panel]:
 
 
 def steps_to(rows: Sequence[Row], threshold: float) -> float:
-    """Finds the steps at which the mean greedy return reached the threshold, or infinity."""
+    """Finds the number of steps at which the mean greedy return reached the threshold.
+
+    Infinity if it did not.
+    """
     step, values = metrics.curve(rows, "greedy_return")
     reached = np.flatnonzero(values.mean(axis=0) >= threshold)
     return float(step[reached[0]]) if reached.size else np.inf

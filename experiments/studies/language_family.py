@@ -1,9 +1,11 @@
-"""Compares methods on one language task at equal generated tokens; measures the lecture's table.
+"""Compares methods on one language task at equal numbers of generated tokens.
+
+Measures the lecture's table.
 
 `python experiments/studies/language_family.py` trains PPO, TRPO, GRPO and DAPO by `language.py`,
-from the same warm start. It writes a folder for each, `family.png` (accuracy against generated
-tokens, KL of an update, entropy), `table.txt`, and the lecture's table as `lecture.md` and
-`lecture.json`, all under `--out`.
+from the same warm start. The script writes a folder for each method, `family.png` (accuracy against
+generated tokens, KL of an update, entropy), `table.txt`, and the lecture's table as `lecture.md`
+and `lecture.json`, all under the folder `--out`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +61,7 @@ class Method(NamedTuple):
       num_prompts: prompts per iteration.
       group_size: completions of each prompt.
       flags: further flags that differ from the defaults of `language.py`.
-      decays: True if its step size falls to 0 at the end of the run.
+      decays: True if the step size falls to 0 at the end of the run.
     """
 
     algorithm: str
@@ -135,7 +137,7 @@ def run(options: Options, out: Path) -> list[Result]:
 
 
 def by_tokens(result: Result) -> Result:
-    """Returns the lines with generated tokens (mean over seeds), not completions, as steps."""
+    """Returns a run's lines with generated tokens (mean over seeds) in place of completions."""
     tokens = ablation.generated(result).mean(axis=0)
     return result._replace(
         rows=[{**row, "step": float(step)} for row, step in zip(result.rows, tokens, strict=True)]
@@ -175,12 +177,15 @@ Cells = Mapping[str, Any]
 
 
 def held(cells: Cells) -> str:
-    """Formats the models in memory with their bytes."""
+    """Formats the list of models in memory with their bytes."""
     return ", ".join(f"{name} {filesize.decimal(size)}" for name, size in cells["models"].items())
 
 
 def shown(name: str, write: Callable[[Any], str]) -> Callable[[Cells], str]:
-    """Returns a function that formats a cell by name; a dash for a missing measurement."""
+    """Returns a function that formats a cell by its name.
+
+    A dash stands for a missing measurement.
+    """
     return lambda cells: "–" if cells[name] is None else write(cells[name])
 
 

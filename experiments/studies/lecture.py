@@ -1,4 +1,4 @@
-"""The cells of the lecture's comparison table, each measured on a finished run of `language.py`."""
+"""Cells of the lecture's comparison table, each measured on a finished run of `language.py`."""
 
 import dataclasses
 from pathlib import Path
@@ -25,16 +25,16 @@ Array = npt.NDArray[np.float64]
 
 
 class Shifted(NamedTuple):
-    """A policy whose log-probabilities are shifted token by token.
+    """Policy whose log-probabilities are shifted token by token.
 
-    The derivative with respect to a shift is the derivative with respect to log π(o_t).
+    The derivative with respect to a token's shift is the derivative with respect to log π(o_t).
     """
 
     base: Any
     shift: jax.Array
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Returns shifted log-probabilities `[B, T]`, nats."""
+        """Returns the shifted log-probabilities `[B, T]`, nats."""
         return self.base.log_prob(action) + self.shift
 
     def entropy(self) -> jax.Array:
@@ -47,11 +47,12 @@ class Shifted(NamedTuple):
 
 
 def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
-    """Builds the problem with a shift per token among the parameters, and known advantages.
+    """Builds the problem with one shift per token among the parameters, and with known advantages.
 
     Every other member of a group is right (every other row, if groups have one member) and the
     critic predicts 0, so that all tokens of right rows share one advantage, and all tokens of wrong
-    rows another: differences within either are weights that the loss gives to tokens.
+    rows share another: differences within right rows, or within wrong rows, are weights that the
+      loss gives to tokens.
     """
     rows, size = groups[0] * groups[1], max(groups[1], 2)
 
@@ -93,9 +94,9 @@ def outcomes(rows: int, size: int) -> jax.Array:
 
 
 def one_step(config: Any) -> Any:
-    """Returns the config of the same loss in one plain step.
+    """Returns the config of the same loss for a single plain step.
 
-    Settings of a step's length, which do not affect its direction, have their defaults.
+    Settings that affect a step's length, but not its direction, have their defaults.
     """
     plain = {
         "num_epochs": 1,
@@ -111,7 +112,7 @@ def one_step(config: Any) -> Any:
     changes: dict[str, Any] = {name: value for name, value in plain.items() if name in vars(config)}
     changes |= {name: vars(type(config)())[name] for name in own if name in vars(config)}
     if isinstance(config, npg.Config):
-        # Damping is so large that the natural step points along the gradient.
+        # With so large a damping the natural step points along the gradient.
         changes |= {"damping": 1e6, "cg_iterations": 1}
     if isinstance(config, dapo.Config):
         # A penalty on length is not a token weight.
@@ -131,8 +132,8 @@ def token_weights(
       key: PRNG key, consumed.
 
     Returns:
-      For each response, `[B]`: its length in tokens, its outcome, and the mean of
-      |d loss / d log π| over its tokens, up to a common factor.
+      For each response, `[B]`: length in tokens, outcome, and the mean of |d loss / d log π| over
+      the response's tokens, up to a common factor.
     """
     batch = jax.eval_shape(lambda: problem.collect(*problem.init(key), key)[1])
     instance = shifted(problem, batch.score.shape, batch.mask.shape[1])
@@ -148,8 +149,8 @@ def token_weights(
 def length_slope(length: Array, outcome: Array, weight: Array) -> float:
     """Fits the slope of log(weight of a token) over log(length of its response), by least squares.
 
-    Each outcome has its own intercept. −1: a token of a response twice as long weighs half;
-    0: all tokens weigh the same.
+    Each outcome has its own intercept. A slope of −1 means that a token of a response twice as long
+    weighs half; a slope of 0, that all tokens weigh the same.
 
     Example:
       >>> length = np.array([1.0, 2.0, 4.0, 2.0])
@@ -161,7 +162,7 @@ def length_slope(length: Array, outcome: Array, weight: Array) -> float:
 
 
 def size_of(tree: PyTree) -> int:
-    """Counts bytes of the arrays (or shapes) of a tree; keys do not count."""
+    """Counts the bytes of all arrays (or shapes) in a tree; keys do not count."""
     leaves = [
         leaf
         for leaf in jax.tree.leaves(tree)
@@ -171,11 +172,11 @@ def size_of(tree: PyTree) -> int:
 
 
 def measure(result: Result, out: Path) -> dict[str, Any]:
-    """Measures all cells of one run.
+    """Measures all cells of the lecture's table on one run.
 
     Args:
       result: result of the run.
-      out: parent folder of the run's folder.
+      out: folder that contains the run's folder.
     """
     settings = earlier.read_config(language, "out", str(out / result.name))
     options, problem, config = settings.run, settings.problem, settings.method
@@ -191,7 +192,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
     placement = parallel.choose(
         options.devices, num_seeds=options.seeds, num_rows=problem.num_prompts, mesh=options.mesh
     )
-    seeds = placement.num_seeds // placement.seed_devices  # seeds per device
+    seeds = placement.num_seeds // placement.seed_devices  # number of seeds on each device
     first, last, iterations = (
         result.rows[0],
         result.rows[-1],
@@ -231,7 +232,7 @@ def measure(result: Result, out: Path) -> dict[str, Any]:
 
 
 def untrained(config: LanguageConfig) -> Problem:
-    """Returns the run's task with an untrained policy, whose responses have all lengths."""
+    """Builds the run's task with an untrained policy, whose responses have all lengths."""
     task = models.make_task(config, None)
     assert isinstance(task, language_lib.Task)
     assert isinstance(config.model, language_lib.ModelSettings)
@@ -245,21 +246,21 @@ def untrained(config: LanguageConfig) -> Problem:
 
 
 def line_mean(result: Result, metric: str, default: float | None) -> float | None:
-    """Averages a metric over lines and seeds; returns `default` if no line has it."""
+    """Averages a metric over lines and seeds; returns `default` if no line has the metric."""
     _, values = metrics.curve(result.rows, metric)
     return float(np.nanmean(values)) if values.size else default
 
 
 def known(values: Any) -> Array:
-    """Returns the numbers of a line, `[S]`, with 0 for missing ones."""
+    """Returns the numbers of a metric in a line, `[S]`, with 0 for missing numbers."""
     return np.nan_to_num(np.asarray(values, np.float64))
 
 
 def useful_steps(result: Result, config: Any, iterations: Array) -> float:
-    """Counts steps that moved the parameters, weighted by their share of tokens with an advantage.
+    """Counts steps that moved the parameters, weighted by the share of tokens with an advantage.
 
-    The result is the mean over seeds. A seed without a number in a line (no step was tried, no
-    token trained) adds nothing.
+    The count is averaged over seeds. A seed without a number in a line (no step was tried, no token
+    trained) adds nothing.
     """
     steps = vars(config).get("num_epochs", 1) * vars(config).get("num_minibatches", 1)
     rows = result.rows[1:]

@@ -1,4 +1,4 @@
-"""Bias and variance of advantage estimators and their policy gradients, measured and exact."""
+"""Computes bias and variance of advantage estimators and policy gradients, measured and exact."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,9 @@ Pair = tuple[Array, Array]
 
 
 class Cells(NamedTuple):
-    """Moments of Â − A given the state, the action and the position; NaN for an unvisited cell.
+    """Moments of the error Â − A given the state, the action and the position.
+
+    NaN for an unvisited cell.
 
     Attributes:
       mean: `[C, E, T, S, A]`, mean error.
@@ -25,7 +27,7 @@ class Cells(NamedTuple):
 
 
 def cells(setting: Setting, sums: Sums) -> Cells:
-    """Computes the measured moments; variances are unbiased."""
+    """Computes the measured moments; variances are unbiased estimates."""
     count = sums.visits
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = sums.error / count
@@ -42,7 +44,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
     Args:
       setting: MDP, policy and critics.
       mixtures: `[E]`, λ, so that c = γλ.
-      horizons: `[E]`, steps of the sum, at most those left in the segment.
+      horizons: `[E]`, number of steps in the sum, at most the steps left in the segment.
       num_steps: T, steps of a segment.
     """
     transition, reward, _, gamma = (np.asarray(x) for x in setting.mdp)
@@ -56,7 +58,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
         return np.einsum("sat,...sat->...sa", transition, x)
 
     def following(x: Array) -> Array:
-        """Averages over the next step's state and action, and over the next state."""
+        """Averages an array over the next step's state and action, and over the next state."""
         return np.sum(policy * x, axis=-1)[:, :, None, None, :]
 
     mean = square = np.zeros((len(critics), len(mixtures), *reward.shape))
@@ -77,11 +79,11 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
 
 
 def scores(setting: Setting, moments: Cells) -> Statistics:
-    """Averages unbiased squares over visits: without a bias they are 0 on average, despite noise.
+    """Averages unbiased squares over visits: where the bias is 0, they average to 0 despite noise.
 
     Returns:
-      `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q; `deviation` given
-      state, action and position.
+      Keys of the result: `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q;
+      `deviation` given state, action and position.
     """
     policy = np.asarray(setting.policy)
     often = np.asarray(setting.mdp.initial)[:, None] * policy
@@ -107,28 +109,31 @@ def scores(setting: Setting, moments: Cells) -> Statistics:
 
 
 class GradientScores(NamedTuple):
-    """Scores of the policy gradient of one segment, relative to the exact one, `[C, E]`.
+    """Scores of the policy gradient of one segment, relative to the exact gradient, `[C, E]`.
 
     Attributes:
-      bias: squared bias.
-      variance: trace of the covariance.
+      bias: squared bias of the gradient.
+      variance: trace of the gradient's covariance.
     """
 
     bias: Array
     variance: Array
 
     def error(self, segments: float | Array) -> Array:
-        """Computes the mean squared relative error of the average over this number of segments."""
+        """Computes the mean squared relative error of the average over a number of segments."""
         return np.maximum(self.bias, 0.0) + self.variance / segments
 
     def segments(self, accuracy: float) -> Array:
-        """Computes segments until √error is `accuracy`; infinite if the bias alone exceeds it."""
+        """Computes the number of segments at which √error is `accuracy`.
+
+        Infinite if the bias alone exceeds it.
+        """
         slack = accuracy**2 - np.maximum(self.bias, 0.0)
         return np.where(slack > 0, self.variance / np.where(slack > 0, slack, 1.0), np.inf)
 
 
 def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
-    """Measures the scores from the segments' gradients."""
+    """Measures the scores of the policy gradient from the segments' gradients."""
     count = sums.visits[0].sum()
     exact = np.asarray(setting.gradient).ravel()
     mean = sums.gradient / count
@@ -138,7 +143,7 @@ def gradient_scores(setting: Setting, sums: Sums) -> GradientScores:
 
 
 def gradient_bias(setting: Setting, moments: Cells) -> Array:
-    """Computes expected policy gradient minus the exact one, `[C, E, S·A]`, from exact moments."""
+    """Computes the mean policy gradient minus the exact one, `[C, E, S·A]`, from exact moments."""
     policy = np.asarray(setting.policy)
     error = moments.mean.mean(axis=2)
     centred = error - np.sum(policy * error, axis=-1, keepdims=True)
@@ -167,6 +172,6 @@ def jackknife(statistic: Callable[[Sums], Statistics], sums: Sums) -> dict[str, 
     for name, squared in statistic(whole).items():
         error = np.sqrt((GROUPS - 1) * np.var([other[name] for other in others], axis=0))
         centre = np.maximum(squared, 0.0)
-        # Differentiates upwards only, which is finite at 0 too.
+        # Takes the difference upwards only, which is finite where the square is 0 too.
         pairs[name] = np.sqrt(centre), np.sqrt(centre + error) - np.sqrt(centre)
     return pairs

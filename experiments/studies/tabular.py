@@ -8,7 +8,7 @@ import numpy as np
 
 
 class MDP(NamedTuple):
-    """Markov decision process with states `S` and actions `A`; it never ends.
+    """Markov decision process with states `S` and actions `A`, without terminal states.
 
     Attributes:
       transition: `[S, A, S]`, P(s' | s, a).
@@ -30,7 +30,7 @@ def random_mdps(
     num_actions: int = 3,
     gamma: float = 0.8,
 ) -> MDP:
-    """Draws a stack of MDPs, leaves `[count, …]`, by NumPy, which does not compile anything."""
+    """Draws a stack of MDPs, leaves `[count, …]`, by NumPy, which needs no compilation."""
     transition = np.square(rng.normal(size=(count, num_states, num_actions, num_states)))
     initial = np.square(rng.normal(size=(count, num_states)))
     return MDP(
@@ -54,7 +54,7 @@ def state_transition(mdp: MDP, policy: jax.Array) -> jax.Array:
 def resolvent(mdp: MDP, policy: jax.Array) -> jax.Array:
     """Computes `(I − γ P_π)⁻¹ = Π_k (I + (γ P_π)^(2ᵏ))`, `[S, S]`.
 
-    The product is exact once γ^(2ᵏ) underflows, and far quicker to compile than a solve.
+    The product is exact once γ^(2ᵏ) underflows, and compiles far more quickly than a solve.
     """
     eye = jnp.eye(len(mdp.initial))
     power, product = mdp.gamma * state_transition(mdp, policy), eye
@@ -79,7 +79,7 @@ def advantage(mdp: MDP, policy: jax.Array) -> jax.Array:
 
 
 def occupancy(mdp: MDP, policy: jax.Array) -> jax.Array:
-    """Computes `ρ(s) = Σ_t γᵗ P(S_t = s)`, `[S]`, unnormalised: it sums to 1 / (1 − γ)."""
+    """Computes the unnormalised `ρ(s) = Σ_t γᵗ P(S_t = s)`, `[S]`, whose sum is 1 / (1 − γ)."""
     return mdp.initial @ resolvent(mdp, policy)
 
 

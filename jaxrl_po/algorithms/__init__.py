@@ -1,1 +1,1 @@
-"""The algorithms: each module has a `Config` and `make(config, problem) -> Learner`."""
+"""Lists the algorithms: each module has a `Config` and `make(config, problem) -> Learner`."""

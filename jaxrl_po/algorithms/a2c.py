@@ -1,7 +1,7 @@
 """A2C, the synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3).
 
-One gradient step per short rollout on
-`−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)² − c_e H(π)`, with n-step returns R⁽ⁿ⁾.
+A2C takes one gradient step per short rollout on `−log π(a|s) · (R⁽ⁿ⁾ − v(s)) + c_v ½(v(s) − R⁽ⁿ⁾)²
+− c_e H(π)`, with n-step returns R⁽ⁿ⁾.
 """
 
 import jax
@@ -52,17 +52,17 @@ def make(
     Args:
       config: hyperparameters, see `Config`.
       problem: source of samples, control or language.
-      optimizer: any optax transformation with its own learning rate; None for RMSProp with
+      optimizer: any optax transformation with its own learning rate; None stands for RMSProp with
         gradients clipped by norm.
       surrogate: surrogate objective, see `ppo.make`.
       advantage: advantage estimator, see `ppo.make`.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of A2C.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)

@@ -1,4 +1,4 @@
-"""Parts shared by methods with a critic: advantage estimation, joint loss, separate critic fit."""
+"""Defines parts of methods with a critic: advantage estimation, joint loss, separate critic fit."""
 
 import functools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ Policy = Callable[[ActorCritic, Any], Distribution]
 
 @config_lib.record
 class Estimation:
-    """Advantage estimation: fields of every method with a critic."""
+    """Settings of advantage estimation, fields of every method with a critic."""
 
     gamma: Number = common.number(0.99, "discount γ", within=UNIT)
     lambda_: Number = common.number(
@@ -77,7 +77,7 @@ class Estimation:
 
 @config_lib.record
 class JointLoss(Estimation, Optimization):
-    """One loss for actor and critic: fields of A2C and PPO."""
+    """Settings of one loss for actor and critic, fields of A2C and PPO."""
 
     value_coefficient: Number = number(0.5, "weight of ½(v − target)²", within=NON_NEGATIVE)
     entropy_coefficient: Number = common.number(
@@ -89,34 +89,34 @@ class JointLoss(Estimation, Optimization):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a batch, so that its memory equals one microbatch's."""
+        """Number of parts of a batch, so that a part needs the memory of one microbatch."""
         return self.num_microbatches
 
 
 @config_lib.record
 class Epochs(JointLoss):
-    """Epochs of minibatches on each batch: fields of both forms of PPO."""
+    """Settings of epochs of minibatches on each batch, fields of both forms of PPO."""
 
     num_epochs: int = common.static(10, "passes over each batch", within=COUNT)
     num_minibatches: int = common.static(16, "gradient steps of one pass", within=COUNT)
 
     @property
     def num_parts(self) -> int:
-        """Number of microbatches in a whole batch."""
+        """Number of microbatches in a complete batch."""
         return self.num_minibatches * self.num_microbatches
 
 
 class Trajectory(NamedTuple):
-    """One row of a batch, leaves `[T]`, masked slots zero; see `Batch`.
+    """Row of a batch, leaves `[T]`, masked slots zero; `Batch` documents the fields.
 
     Attributes:
-      reward: reward r_t, reward units.
-      value: V(s_t), reward units.
-      next_value: V of the true next observation, reward units.
+      reward: reward r_t of the step, reward units.
+      value: critic's value V(s_t), reward units.
+      next_value: critic's value V of the true next observation, reward units.
       terminated: bool, True where the episode ended by itself.
       truncated: bool, True where a limit cut the episode.
       mask: bool, True where the slot holds a sample.
-      step_end: bool, True where a turn ends; all True if the problem has no turns.
+      step_end: bool, True where a turn ends; True everywhere if the problem has no turns.
       log_prob: nats, log-probability of the action under the old policy.
       sampler_log_prob: nats, log-probability under the sampler; by default `log_prob`.
     """
@@ -133,7 +133,10 @@ class Trajectory(NamedTuple):
 
 
 Advantage = Callable[[Trajectory], tuple[jax.Array, jax.Array]]
-"""`trajectory -> (advantage [T], target of the critic [T])`, reward units; it is vmapped."""
+"""`trajectory -> (advantage [T], target of the critic [T])`, reward units.
+
+The function is vmapped.
+"""
 
 
 def estimator(config: Estimation, unroll: int = 1) -> Advantage:
@@ -141,7 +144,7 @@ def estimator(config: Estimation, unroll: int = 1) -> Advantage:
 
     Args:
       config: hyperparameters, see `Estimation`.
-      unroll: loop steps per pass, see `backend.Target.unroll`.
+      unroll: number of loop steps per pass, see `backend.Target.unroll`.
     """
 
     def advantage(steps: Trajectory) -> tuple[jax.Array, jax.Array]:
@@ -168,11 +171,11 @@ def estimator(config: Estimation, unroll: int = 1) -> Advantage:
 
 
 def choose_advantage(config: Estimation, problem: Problem, given: Advantage | None) -> Advantage:
-    """Returns the user's advantage function, or the config's if the user's is None.
+    """Returns the user's advantage function, or the config's function if the user's is None.
 
     Raises:
-      ConfigError: discounts per turn in a problem without turns, or a setting of the config's
-        advantage next to a user's advantage.
+      ConfigError: discounts are per turn in a problem without turns, or a setting of the config's
+        advantage is given next to a user's advantage.
     """
     if given is None:
         if config.discount_per == TURN:
@@ -196,7 +199,7 @@ def choose_advantage(config: Estimation, problem: Problem, given: Advantage | No
 
 
 def estimate(advantage: Advantage, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Computes advantages, not whitened, and the critic's targets: both `[B, T]`, reward units."""
+    """Computes advantages, not whitened, and the critic's targets, both `[B, T]`, reward units."""
     return jax.vmap(advantage)(
         Trajectory(
             reward=batch.reward,
@@ -220,17 +223,17 @@ def make_estimate(
     keep_value: bool = False,
     keep_proposal: bool = False,
 ) -> learner.Estimate:
-    """Builds `estimate(state, batch) -> samples`, which whitens advantages if so configured.
+    """Builds `estimate(state, batch) -> samples`, which whitens advantages if the config says so.
 
     Args:
       config: hyperparameters, see `Estimation`.
-      problem: source of the batches; it must have turns if discounts are per turn.
-      advantage: replacement of the config's advantage, see `choose_advantage`.
-      keep_value: True keeps the critic's values from collection, for a clipped value loss.
-      keep_proposal: True keeps log μ of the actions, for a surrogate weighted by π / μ.
+      problem: source of the batches, which must have turns if discounts are per turn.
+      advantage: function that replaces the config's advantage, see `choose_advantage`.
+      keep_value: True to keep the critic's values from collection, for a clipped value loss.
+      keep_proposal: True to keep log μ of the actions, for a surrogate weighted by π / μ.
 
     Raises:
-      ConfigError: see `choose_advantage`.
+      ConfigError: `choose_advantage` refuses a setting.
     """
     chosen = choose_advantage(config, problem, advantage)
 
@@ -258,11 +261,11 @@ def make_estimate(
 
 
 def share_prefixes(problem: Problem, in_order: bool) -> Problem:
-    """Returns the problem for ordered parts of a batch, with a group's shared prefix read once.
+    """Returns the problem for ordered parts of a batch; a group's shared prefix is computed once.
 
     Args:
       problem: any problem.
-      in_order: True if the method reads only such parts; False leaves the problem unchanged.
+      in_order: True if the method reads only ordered parts; False leaves the problem unchanged.
     """
     by_length, grouped = problem.fast_paths
     if grouped is None or not in_order:
@@ -279,7 +282,10 @@ def make_policy(problem: Problem) -> Policy:
 
 
 def wrt_policy(function: Callable[..., Any], params: ActorCritic) -> Callable[..., Any]:
-    """Returns `function` of the policy's parameters, with all others taken from `params`."""
+    """Returns a `function` of the policy's parameters.
+
+    All other parameters are taken from `params`.
+    """
     return lambda policy, *others: function(params._replace(policy=policy), *others)
 
 
@@ -298,25 +304,26 @@ def gradient_steps(
     num_minibatches: int = 1,
     stop: updates.Stop | None = None,
 ) -> tuple[ActorCritic, PyTree, Metrics]:
-    """Takes epochs of minibatch steps on a loss of policy and critic; only these two get gradients.
+    """Takes epochs of minibatch steps on a loss of policy and critic; only they get gradients.
 
     Args:
       config: hyperparameters, see `JointLoss`.
       problem: source of the samples.
-      loss: `(params, samples) -> (means, metrics)`, a function of the whole `ActorCritic`.
+      loss: `(params, samples) -> (means, metrics)`, a function of the complete `ActorCritic`.
       optimizer: any optax transformation.
       state: state before the update.
       samples: samples of the iteration, whose leaves lead with the rows.
       key: PRNG key, consumed by the shuffles.
-      surrogate: surrogate in the loss; if it mixes rows, a minibatch is not divided.
-      beside: further leaves, shuffled with the samples, so that the loss reads `(samples, beside)`;
-        None to pass the samples alone.
+      surrogate: surrogate in the loss; a minibatch is not divided if the surrogate mixes rows.
+      beside: further leaves that are shuffled with the samples, so that the loss gets `(samples,
+        beside)`; None to pass the samples alone.
       num_epochs: number of passes over the samples.
-      num_minibatches: gradient steps of one pass.
-      stop: `(metrics) -> bool []`, True ends the update; None never stops.
+      num_minibatches: number of gradient steps in one pass.
+      stop: `(metrics) -> bool []`, True ends the update; None means that the update never stops
+        early.
 
     Returns:
-      Parameters, optimizer state and metrics, see `updates.gradient_update`.
+      Parameters, optimizer state and metrics, as from `updates.gradient_update`.
     """
     parts = surrogates.parts(surrogate, samples, problem, state.params, config, num_minibatches)
     update = updates.gradient_update(
@@ -348,11 +355,11 @@ def joint_loss(
 ) -> tuple[tuple[Mean, ...], Metrics]:
     """Computes `policy_loss + c_v · value_loss − c_e · entropy`, each a mean over steps.
 
-    Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9.
-    The policy and value losses are per element, and so are the elements that are only logged.
+    Source: Mnih et al. 2016 (A3C), section 4; Schulman et al. 2017 (PPO), eq. 9. Policy loss and
+    value loss are per element, and so are the elements that are only logged.
 
     Raises:
-      ConfigError: an element to log has the name of a term of the loss.
+      ConfigError: an element in the log has the name of a term of the loss.
     """
     terms = {
         "policy_loss": policy_loss,
@@ -367,7 +374,7 @@ def joint_loss(
 
 
 def require_turns(problem: Problem, field: str, otherwise: str) -> None:
-    """Raises ConfigError about a field with the value `turn` if the problem has no turns."""
+    """Raises ConfigError about a field with the value `turn` if the problem does not have turns."""
     if not problem.has_turns:
         raise ConfigError(field, f"must be {otherwise} here, got {TURN}: only dialogues have turns")
 
@@ -391,9 +398,10 @@ def update_kl(
     Args:
       problem: problem whose policy is evaluated.
       params: parameters after the update.
-      samples: rows; if their sampler μ is not the old policy, they are weighted by π_old / μ.
-      num_parts: smallest number of parts to process one after another, to bound memory. Several
-        parts are sorted by length.
+      samples: samples to measure on; if their sampler μ is not the old policy, they are weighted by
+        π_old / μ.
+      num_parts: smallest number of parts to process one after another, to bound memory. With
+        several parts, rows are sorted by length.
     """
     policy, rows = make_policy(problem), samples.mask.shape[0]
     num_parts = next(n for n in range(num_parts, rows + 1) if rows % n == 0)
@@ -401,11 +409,11 @@ def update_kl(
     def total(part: Samples) -> Mean:
         kl = divergences.k3(part.log_prob, policy(params, part).log_prob(part.action))
         if "sampler_log_prob" in part.columns:
-            # A vine may try an action of probability 0, which counts as 0 · log 0 = 0.
+            # A vine may try an action of probability 0, whose term counts as 0 · log 0 = 0.
             weighted = ratio(part.log_prob, part.columns["sampler_log_prob"]) * kl
             kl = jnp.where(part.log_prob == -jnp.inf, 0.0, weighted)
         return masked.total(kl, part.mask)
 
-    # Computes one part after another and adds up their totals and counts.
+    # One part is computed after another, and their totals and counts are added.
     by_length = problem.fast_paths.by_length if num_parts > 1 else None
     return {"kl": (by_length or minibatches.sum_in_parts)(total, samples, num_parts)}

@@ -1,6 +1,7 @@
-"""CISPO: clips the importance weight, not the gradient (MiniMax 2025, arXiv:2506.13585).
+"""Implements CISPO, which clips the importance weight, not the gradient (arXiv:2506.13585).
 
-`−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π`, eq. 4 and 5.
+The surrogate is `−stop_gradient(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π` (MiniMax 2025, eq. 4
+and 5).
 """
 
 import jax
@@ -17,7 +18,7 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 @config_lib.record
 class Config(group_config.GroupScale, group_config.OptionalReference):
-    """Hyperparameters of CISPO; nothing is clipped from below by default, as in the paper."""
+    """Hyperparameters of CISPO; by default ratios are not clipped from below, as in the paper."""
 
     epsilon_low: Number = common.number(
         1.0, "the weight is clipped from below at 1 − epsilon_low", within=Interval(0.0, 1.0, True)
@@ -30,7 +31,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds CISPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds CISPO for any problem in groups; `grpo.make` documents the arguments."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         elements = losses.cispo(

@@ -1,4 +1,4 @@
-"""Weights and masks of methods in groups, for a sampler μ that differs from the trained policy."""
+"""Weights and masks of methods in groups, for a sampler μ that is not the trained policy."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ NONE, TRUNCATE, MASK = CORRECTIONS = ("none", "truncate", "mask")
 
 @config_lib.record
 class Corrections:
-    """Weights of tokens and a mask of responses; both are off by default."""
+    """Settings of token weights and of a mask of responses; both are off by default."""
 
     correction: str = static(
         NONE,
@@ -23,11 +23,14 @@ class Corrections:
         choices=CORRECTIONS,
     )
     correction_low: Number = number(
-        0.5, "smallest ρ that the mask keeps", within=NON_NEGATIVE, when=("correction", MASK)
+        0.5,
+        "smallest ρ = π_old / π_sampler that correction=mask keeps",
+        within=NON_NEGATIVE,
+        when=("correction", MASK),
     )
     correction_high: Number = number(
         5.0,
-        "largest ρ: truncated to it, or masked above it",
+        "largest ρ = π_old / π_sampler; a larger weight is truncated to correction_high, or masked",
         within=POSITIVE,
         when=("correction", TRUNCATE, MASK),
     )
@@ -38,7 +41,7 @@ class Corrections:
     )
     off_policy_kl: Number = number(
         0.5,
-        "largest distance from the sampler of such a response",
+        "largest mean of log π_sampler − log π over a response whose tokens mask_off_policy keeps",
         unit="nats per token",
         within=NON_NEGATIVE,
         when=("mask_off_policy", True),
@@ -54,12 +57,12 @@ class Corrections:
 
 
 def require_mismatch(config: Corrections, problem: Problem, steps: int) -> None:
-    """Raises ConfigError for a correction that has no effect.
+    """Raises ConfigError for a correction that does not have an effect.
 
     Args:
-      config: configured corrections.
+      config: config with corrections.
       problem: problem that states whether the sampler differs from the learner.
-      steps: gradient steps on one batch.
+      steps: number of gradient steps on one batch.
     """
     config_lib.require_effect(
         config,
@@ -101,7 +104,7 @@ def apply_correction(
     """Weights and masks the elements `[B, T]` of a surrogate; returns the weights as metrics.
 
     Args:
-      config: configured corrections.
+      config: config with corrections.
       elements: elements of the surrogate to minimise.
       log_prob: `[B, T]`, nats, log-probabilities of the policy being trained.
       samples: samples of the iteration, see `Samples`.

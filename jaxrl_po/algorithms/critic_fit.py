@@ -1,4 +1,4 @@
-"""A critic that is fitted separately from the policy, for REINFORCE, NPG and TRPO."""
+"""Fits a critic separately from the policy, for REINFORCE, NPG and TRPO."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,9 @@ ImprovePolicy = Callable[[TrainState, Samples, jax.Array], Improved]
 
 @config_lib.record
 class CriticFit(Estimation):
-    """A critic fitted separately from the policy, by Adam on ½(v − target)².
+    """Settings of a critic fitted separately from the policy, by Adam on ½(v − target)².
 
-    These are fields of REINFORCE, NPG and TRPO.
+    The settings are fields of REINFORCE, NPG and TRPO.
     """
 
     value_learning_rate: Number = common.number(
@@ -36,7 +36,7 @@ class CriticFit(Estimation):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of a batch, so that its memory equals one microbatch's."""
+        """Number of parts of a batch, so that a part needs the memory of one microbatch."""
         return self.num_microbatches
 
 
@@ -50,21 +50,23 @@ def make_with_fitted_critic(
     init_policy_optimizer: Callable[[PyTree], PyTree] = lambda params: None,
     num_parts: int = 1,
 ) -> Learner:
-    """Builds a learner with separate updates: `improve_policy` for the policy, Adam for the critic.
+    """Builds a learner that updates the policy by `improve_policy` and the critic by Adam.
 
     Args:
       config: hyperparameters, see `CriticFit`.
-      problem: source of samples; its critic is fitted if it has one.
+      problem: source of samples; the problem's critic is fitted if it has one.
       estimate: `(state, batch) -> samples`, see `learner.make`.
       improve_policy: `(state, samples, key) -> (policy, opt_state, metrics)`: parameters and
         optimizer state of the policy after its update; consumes `key`.
-      plain: problem that reads rows in any order, for the critic's fit; None takes `problem`.
-      init_policy_optimizer: `policy parameters -> optimizer state`; None if the policy has none.
+      plain: problem that accepts rows in any order, for the critic's fit; None stands for
+        `problem`.
+      init_policy_optimizer: `policy parameters -> optimizer state`; None if the policy does not
+        have one.
       num_parts: number of parts of a batch, see `learner.make`.
 
     Returns:
-      The learner; its `opt_state` is an `ActorCritic`. Metrics are the policy's, `value_loss`, and
-      `skipped` over the steps of both.
+      `Learner` whose `opt_state` is an `ActorCritic`. The learner's metrics are the policy's
+      metrics, `value_loss`, and `skipped` over the steps of policy and critic.
     """
     optimizer = optimizers.adam(config.value_learning_rate, max_grad_norm=jnp.inf)
 
@@ -93,8 +95,8 @@ def make_with_fitted_critic(
         refuse_shared_parameters(problem, params, rows)
         policy_key, value_key = jax.random.split(key)
         fitted: Metrics = {}
-        # `None` and an empty tree both mean that there is no critic. The order of the two updates
-        # does not matter: the critic does not read the policy's parameters.
+        # Both `None` and an empty tree mean that there is no critic. The order of the two updates
+        # does not matter, since the critic does not read the policy's parameters.
         if jax.tree.leaves(params.value):
             value, value_state, fitted = fit(params, state.opt_state.value, rows, value_key)
             state = state._replace(
@@ -125,16 +127,16 @@ def make_with_fitted_critic(
 
 
 def refuse_shared_parameters(problem: Problem, params: ActorCritic, samples: Samples) -> None:
-    """Rejects a critic that reads the policy's parameters; traces, but computes nothing.
+    """Rejects a critic that reads the policy's parameters; the critic is traced, but not computed.
 
     Raises:
-      ConfigError: the value depends on `params.policy`.
+      ConfigError: the critic's value depends on `params.policy`.
     """
     program = jax.make_jaxpr(
         lambda policy: problem.apply(params._replace(policy=policy), samples.inputs)[1]
     )(params.policy)
-    # The value depends on the inputs that are still read after dead-code elimination, which also
-    # looks inside jitted functions.
+    # The value depends on those inputs that remain after dead-code elimination, which also looks
+    # inside jitted functions.
     _, is_read = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     if any(is_read):
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""DAPO: GRPO with five changes, each with its own switch (Yu et al. 2025, arXiv:2503.14476).
+"""Implements DAPO: GRPO with five changes, each with its own switch (arXiv:2503.14476).
 
-Clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level loss
-(`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no KL
-penalty (`use_reference`). With all five undone it is GRPO.
+The changes are clip-higher (`clip_higher`), dynamic sampling (`dynamic_sampling`), the token-level
+loss (`token_level_loss`), overlong reward shaping (`overlong_filtering`, `soft_overlong`), and no
+KL penalty (`use_reference`) (Yu et al. 2025). With all five changes undone, DAPO is GRPO.
 """
 
 import jax
@@ -32,7 +32,7 @@ OFF, REFILL, REWEIGHT = DYNAMIC = ("off", "refill", "reweight")
 
 @config_lib.record
 class Config(group_config.Clip, group_config.GroupScale, group_config.Reference):
-    """Hyperparameters of DAPO; the paper's, except for a learning rate that suits small models."""
+    """Hyperparameters of DAPO from the paper, with a learning rate that suits small models."""
 
     clip_higher: bool = static(
         True, "clip from above at 1 + epsilon_high; if off, epsilon_low is used on both sides"
@@ -68,8 +68,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     )
     overlong_filtering: bool = static(
         True,
-        "mask responses that were cut at the token budget; on control, a time limit is no such "
-        "budget",
+        "mask responses that were cut at the token budget; the time limit of a control "
+        "task does not count as a token budget",
     )
     soft_overlong: bool = static(
         True,
@@ -79,7 +79,8 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
     )
     overlong_cache: int = static(
         0,
-        "length of the interval over which that penalty grows; 0 for a fifth of the budget",
+        "number of tokens over which the penalty of soft_overlong grows; 0 for a fifth of "
+        "the budget",
         unit="tokens",
         within=NON_NEGATIVE,
         when=("soft_overlong", True),
@@ -97,7 +98,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 
     @property
     def upper(self) -> Number:
-        """ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
+        """Bound ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high if self.clip_higher else self.epsilon_low
 
     def validate(self) -> None:
@@ -117,16 +118,16 @@ def make(
 
     Args:
       config: hyperparameters, see `Config`.
-      problem: source in groups of at least 2; its raw scores decide which groups are informative.
-      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
-        clipped by norm.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      problem: source in groups of at least 2, whose raw scores decide which groups are informative.
+      optimizer: any optax transformation with its own learning rate; None stands for Adam with
+        gradients clipped by norm.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of DAPO.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     for name in ("overlong_cache", "overlong_factor"):
@@ -154,7 +155,7 @@ def make(
         penalty = rewards.soft_overlong(
             batch.mask.sum(axis=1), max_length=budget, cache=cache, factor=config.overlong_factor
         )
-        # The token of the penalty does not matter: an outcome is the sum of a row's rewards.
+        # The token of the penalty does not matter, since an outcome is the sum of a row's rewards.
         return batch.reward.at[:, 0].add(penalty)
 
     def loss_mask_fn(batch: Batch) -> jax.Array:

@@ -1,8 +1,9 @@
-"""Finds by data flow whether a function of rows mixes them.
+"""Finds by data flow whether a function of rows mixes the rows.
 
-The function is traced for two numbers of rows. An axis whose size differs between the two programs
-is the axis of the rows. A value mixes rows if it lacks such an axis but is computed from rows, or
-if it differs with their number. An operation that is not listed here counts as mixing.
+The function is traced for two numbers of rows. An axis whose size differs between the two traced
+programs is the axis of the rows. A value mixes rows if it lacks the axis of the rows but is
+computed from rows, or if it differs with the number of rows. An operation that this module does not
+list counts as mixing rows.
 """
 
 import operator
@@ -25,9 +26,9 @@ PLAIN = """
     squeeze stack stop_gradient sub tan tanh top_k transpose xor
 """.split()  # noqa: SIM905  a list literal would need one line per name
 CALLS = {"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"}
-# Parameters that are implied by the shapes, and one that may be NaN.
+# parameters that the shapes imply, and one parameter that may be NaN
 UNREAD = {"shape", "new_sizes", "limit_indices", "slice_sizes", "fill_value"}
-Pair = Sequence[Any]  # a program, equation or value, one for each number of rows
+Pair = Sequence[Any]  # pairs of a program, equation or value, one for each number of rows
 
 
 def is_row_wise(programs: tuple[ClosedJaxpr, ClosedJaxpr], rows: tuple[int, int]) -> bool:
@@ -36,19 +37,20 @@ def is_row_wise(programs: tuple[ClosedJaxpr, ClosedJaxpr], rows: tuple[int, int]
     Args:
       programs: jaxprs of the function for two numbers of rows, the first axis of its arguments and
         results.
-      rows: the two numbers of rows, each at least 2.
+      rows: two numbers of rows, each at least 2.
     """
     if any(not type(x).__name__.endswith("DebugEffect") for x in programs[0].effects):
         return False
     try:
         arguments = [_axis(x, rows) != MIXED for x in _pairs(programs, "jaxpr.invars")]
         return all(_results(programs, rows, arguments))
-    except (AttributeError, KeyError, ValueError):  # programs differ beyond the number of rows
+    # The two programs differ beyond the number of rows.
+    except (AttributeError, KeyError, ValueError):
         return False
 
 
 def _results(programs: Pair, rows: tuple[int, int], arguments: Sequence[bool]) -> list[bool]:
-    """Returns whether each result of a program is row-wise, given that for its arguments."""
+    """Returns whether each result of a program is row-wise, from whether its arguments are."""
     twins: dict[Any, tuple[Any, bool]] = {}
 
     def write(name: str, pair: Pair, row_wise: Sequence[bool]) -> None:
@@ -100,7 +102,10 @@ def _keeps(pair: Pair, rows: tuple[int, int]) -> bool:
 
 
 def _axis(pair: Pair, rows: tuple[int, int]) -> int | None:
-    """Returns a value's axis of rows; None without one, `MIXED` for several or another size."""
+    """Returns a value's axis of rows.
+
+    None without such an axis, `MIXED` for several axes or another size.
+    """
     shapes = np.array([x.aval.shape for x in pair], int)
     axes = np.flatnonzero(shapes[0] != shapes[1])
     if not axes.size:

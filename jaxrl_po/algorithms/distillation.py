@@ -1,8 +1,9 @@
-"""On-policy distillation: every token is rewarded by a frozen teacher.
+"""Implements on-policy distillation, in which a frozen teacher rewards every token.
 
-`−r · stop_gradient(log π_teacher − log π)`, r = π / μ against the sampler μ: a policy gradient of
-KL(policy ‖ teacher) on the student's own responses, one token at a time (Agarwal et al. 2024,
-arXiv:2306.13649; Lu 2025, "On-policy distillation", Thinking Machines). Scores are not used.
+The surrogate is `−r · stop_gradient(log π_teacher − log π)`, r = π / μ against the sampler μ: a
+policy gradient of KL(policy ‖ teacher) on the student's own responses, one token at a time (Agarwal
+et al. 2024, arXiv:2306.13649; Lu 2025, "On-policy distillation", Thinking Machines). Distillation
+does not use the verifier's scores.
 """
 
 import jax
@@ -31,7 +32,10 @@ class Config(group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds distillation for a problem with a teacher (`teacher.with_teacher`); G may be 1."""
+    """Builds distillation for a problem with a teacher (`teacher.with_teacher`).
+
+    A group may have one member.
+    """
 
     def no_advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         del reward, step_end

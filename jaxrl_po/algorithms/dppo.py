@@ -1,7 +1,8 @@
-"""DPPO: a trust region of the probability itself, not of the ratio (arXiv:2602.04879).
+"""Implements DPPO: a trust region of the probability itself, not of the ratio (arXiv:2602.04879).
 
-`−stop_gradient(min(r, c) · 1[inside]) · A · log π`; inside is `π − μ ≤ δ_high` for A > 0 and
-`π − μ ≥ −δ_low` for A < 0, the binary form of the total variation between π and the sampler μ.
+The surrogate is `−stop_gradient(min(r, c) · 1[inside]) · A · log π`; inside means `π − μ ≤ δ_high`
+for A > 0 and `π − μ ≥ −δ_low` for A < 0, the binary form of the total variation between π and the
+sampler μ.
 """
 
 from typing import Any
@@ -26,7 +27,11 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     delta_high: Number = number(
         0.2, "largest rise of the probability of a sampled token", within=group_config.CLIP
     )
-    max_ratio: Number = number(20.0, "the ratio is truncated at it", within=POSITIVE)
+    max_ratio: Number = number(
+        20.0,
+        "largest ratio π / π_sampler; larger ratios are truncated to max_ratio",
+        within=POSITIVE,
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
@@ -37,7 +42,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds DPPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds DPPO for any problem in groups; `grpo.make` documents the arguments."""
     bounds: Any = {"delta_low": config.delta_low, "delta_high": config.delta_high}
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

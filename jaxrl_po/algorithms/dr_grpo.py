@@ -1,8 +1,8 @@
 """Dr. GRPO: GRPO without the two divisions that bias it (Liu et al. 2025, arXiv:2503.20783).
 
 Section 3: division by the group's std gives more weight to prompts that are nearly always or nearly
-never solved, and division by a response's length favours long wrong responses. Here advantages are
-only centred, and token sums are divided by a constant, the token budget.
+never solved, and division by a response's length favours long wrong responses. In Dr. GRPO
+advantages are only centred, and token sums are divided by a constant, the token budget.
 """
 
 import jax
@@ -23,7 +23,7 @@ class Config(group_config.Clip, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds Dr. GRPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds Dr. GRPO for any problem in groups; `grpo.make` documents the arguments."""
 
     def aggregate(elements: jax.Array, mask: jax.Array) -> Mean:
         return losses.fixed_length_mean(elements, mask, mask.shape[1])

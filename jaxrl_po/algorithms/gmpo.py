@@ -1,6 +1,7 @@
-"""GMPO: the geometric mean of a response's clipped ratios (Zhao et al. 2025, arXiv:2507.20673).
+"""Implements GMPO: the geometric mean of a response's clipped ratios (arXiv:2507.20673).
 
-`−A · exp(mean_t s · min(s · log r, s · clip(log r, −ε_low, ε_high)))`, s the sign of A.
+The loss is `−A · exp(mean_t s · min(s · log r, s · clip(log r, −ε_low, ε_high)))`, s the sign of A
+(Zhao et al. 2025).
 """
 
 import jax
@@ -30,7 +31,7 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds GMPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds GMPO for any problem in groups; `grpo.make` documents the arguments."""
 
     @surrogates.row_wise  # sums over the unmasked slots of a row
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:

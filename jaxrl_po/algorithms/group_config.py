@@ -1,4 +1,4 @@
-"""Config fields of methods without a critic: mix-ins; a method inherits those that it uses."""
+"""Config fields of methods without a critic, as mix-ins; a method inherits those it uses."""
 
 from jaxrl_po import config as config_lib
 from jaxrl_po.algorithms import corrections
@@ -12,11 +12,11 @@ STD, CENTRED, BATCH, MEAN = SCALES = ("std", "none", "batch", "mean")
 
 @config_lib.record
 class Steps(Optimization):
-    """Gradient steps on a batch."""
+    """Number of gradient steps on a batch, and their minibatches."""
 
     learning_rate: Number = common.number(1e-3, "step size", within=POSITIVE)
     max_grad_norm: Number = number(1.0, "clip of the gradient's global norm", within=POSITIVE)
-    # Gradients of a mean over many tokens are small: 1e-5 would shorten the first steps.
+    # The gradient of a mean over many tokens is small: an ε of 1e-5 would shorten the first steps.
     optimizer_epsilon: Number = number(
         1e-8, "ε of the optimizer, outside the square root", within=POSITIVE
     )
@@ -29,7 +29,7 @@ class Steps(Optimization):
 
     @property
     def num_parts(self) -> int:
-        """Number of microbatches in a whole batch."""
+        """Number of microbatches in a complete batch."""
         return self.num_minibatches * self.num_microbatches
 
 
@@ -57,8 +57,8 @@ class Reference(GradientSteps):
     )
     reweight_kl: bool = static(
         False,
-        "multiply the penalty in the loss by the ratio π / π_old, so that its expected gradient is "
-        "that of KL(policy ‖ reference) (DeepSeek-V3.2)",
+        "multiply the KL penalty in the loss by the ratio π / π_old, so that its expected "
+        "gradient is the gradient of KL(policy ‖ reference) (DeepSeek-V3.2)",
         when=("use_reference", True),
     )
     reset_iterations: int = static(
@@ -99,7 +99,7 @@ class Clip(GradientSteps):
 
     @property
     def upper(self) -> Number:
-        """ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
+        """Bound ε_high in effect: the ratio is clipped from above at 1 + ε_high."""
         return self.epsilon_high
 
     def validate(self) -> None:
@@ -110,7 +110,7 @@ class Clip(GradientSteps):
 
 @config_lib.record
 class GroupScale(GradientSteps):
-    """Normalisation of a group's advantages."""
+    """Divisor that normalises a group's advantages."""
 
     scale: str = static(
         STD,
@@ -121,7 +121,7 @@ class GroupScale(GradientSteps):
     ddof: int = static(0, "the std divides by G − ddof", choices=(0, 1), when=("scale", STD))
     std_epsilon: Number = number(
         1e-6,
-        "added to the std",
+        "constant that is added to the std",
         unit="reward units",
         within=NON_NEGATIVE,
         when=("scale", STD, BATCH),

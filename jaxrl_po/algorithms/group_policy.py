@@ -1,8 +1,8 @@
-"""Parts shared by methods without a critic: responses are compared within a group.
+"""Parts that methods without a critic share: responses are compared within a group.
 
-A method is defined by the functions it passes to `make`: the advantage of a response within its
-group, the surrogate of a token, and the average over tokens. Its config inherits the fields that
-it uses from the mix-ins of `group_config`.
+A method is defined by the functions that it passes to `make`: the advantage of a response within
+its group, the surrogate of a token, and the average over tokens. The config of a method inherits
+the fields that the method uses from the mix-ins of `group_config`.
 """
 
 import functools
@@ -48,15 +48,16 @@ from jaxrl_po.types import (
 KL_STRIDE = 4  # a pass over all groups would take a quarter of the time of an update
 
 GroupAdvantage = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`; see `Batch`."""
+"""`(reward [P, G, T], mask [P, G, T], step_end [P, G, T]) -> [P, G, T]`, computes advantages from
+fields of `Batch`."""
 Aggregate = Callable[[jax.Array, jax.Array], Mean]
-"""`(elements [B, T], mask [B, T]) -> Mean`."""
+"""`(elements [B, T], mask [B, T]) -> Mean`, averages over tokens."""
 
 
 def relative_to_group(config: GroupScale) -> GroupAdvantage:
     """Returns the advantage `(R − mean) / scale` within the group, for every token.
 
-    See `advantages.group_relative` and `advantages.maximum_likelihood`.
+    The formulas are in `advantages.group_relative` and `advantages.maximum_likelihood`.
     """
     if config.scale == group_config.MEAN:
         return outcome_advantage(advantages.maximum_likelihood)
@@ -72,8 +73,8 @@ def relative_to_group(config: GroupScale) -> GroupAdvantage:
 def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
     """Returns the advantage `(R − group mean) / (std of all outcomes + ε)` (arXiv:2508.08221).
 
-    This is the scale of Lite PPO: a group in which a single member differs does not get a tiny
-    divisor. The std has ddof 0; rows without a token do not count.
+    The divisor is the scale of Lite PPO: a group in which a single member differs does not get a
+    tiny divisor. The std has ddof 0; rows without a token do not count.
     """
     centred = outcome_advantage(lambda r: advantages.group_relative(r, scale=group_config.CENTRED))
 
@@ -86,10 +87,10 @@ def batch_relative(epsilon: Number, axis_name: str | None) -> GroupAdvantage:
 
 
 def outcome_advantage(relative: Callable[[jax.Array], jax.Array]) -> GroupAdvantage:
-    """Returns the advantage of outcome supervision: one advantage for all tokens of a response.
+    """Returns the advantage of outcome supervision, one advantage for all tokens of a response.
 
     Args:
-      relative: `(outcomes [G]) -> advantages [G]` of one group; see `group_advantages.outcomes`.
+      relative: `(outcomes [G]) -> advantages [G]` of one group, see `group_advantages.outcomes`.
     """
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
@@ -105,7 +106,7 @@ def drop_extra_members(samples: Samples, group_size: int, extra_samples: int) ->
     """Returns the samples without the last `extra_samples` members of each group.
 
     Raises:
-      ConfigError: no member would be left.
+      ConfigError: a group would have no member left.
     """
     if extra_samples >= group_size:
         raise ConfigError(
@@ -120,7 +121,7 @@ def drop_extra_members(samples: Samples, group_size: int, extra_samples: int) ->
 
 
 def every_group(stride: int, samples: Samples, group_size: int, axis_name: str | None) -> Samples:
-    """Returns the rows of every n-th group over all devices; see `natural_updates.every`."""
+    """Returns the rows of every n-th group over all devices, see `natural_updates.every`."""
     groups = jax.tree.map(lambda x: x.reshape(1, -1, group_size, *x.shape[1:]), samples)
     chosen, mask = natural_updates.every(stride, groups, axis_name)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), chosen._replace(mask=mask))
@@ -133,7 +134,7 @@ def require_group(reward: jax.Array) -> None:
 
 
 def choose_surrogate(config: Clip, given: Surrogate | None = None) -> Surrogate:
-    """Returns the user's surrogate, or the clipped one with the config's bounds.
+    """Returns the user's surrogate, or the clipped surrogate with the config's bounds.
 
     Raises:
       ConfigError: a clip bound is set together with a user's surrogate.
@@ -166,40 +167,40 @@ def make(
     """Builds a learner that compares responses within groups.
 
     The loss is `aggregate(w · surrogate) + β · aggregate(loss_kl) − c_e · aggregate(entropy)`, on
-    rewards `reward_fn(batch) − β · reward_kl`. A method passes `loss_kl` or `reward_kl`, not both.
-    The weights w, from `correction` and `mask_off_policy`, do not change any denominator.
+    rewards `reward_fn(batch) − β · reward_kl`. A method passes one of `loss_kl` and `reward_kl`,
+    not both. The weights w, from `correction` and `mask_off_policy`, do not change any denominator.
 
     Args:
       config: hyperparameters, inheriting the mix-ins of `group_config` that the method uses.
       problem: source of completions of prompts, or of episodes, in groups; no critic is trained.
-      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
-        clipped by norm.
+      optimizer: any optax transformation with its own learning rate; None stands for Adam with
+        gradients clipped by norm.
       group_advantage: advantages within groups, see `GroupAdvantage`; masked slots have reward 0.
-      surrogate: surrogate objective, see `Surrogate`, and `ppo.make` for the names it may log.
+      surrogate: surrogate objective, see `Surrogate`; `ppo.make` states the names that it may log.
       aggregate: average over tokens, see `Aggregate`.
       reward_fn: `(batch) -> rewards [B, T]`, for reward shaping.
-      loss_mask_fn: `(batch) -> mask [B, T]` of the tokens in the loss.
-      extra_samples: number of members of each group, the last ones, that enter its statistics but
-        not the loss.
+      loss_mask_fn: `(batch) -> mask [B, T]`, returns True for the tokens in the loss.
+      extra_samples: number of members of each group, the last ones, that enter the group's
+        statistics but not the loss.
       reward_kl: estimate of KL(policy ‖ reference) for the penalty in the rewards, or None.
       loss_kl: estimate of KL(policy ‖ reference) for the penalty in the loss, or None.
-      select: `(samples) -> penalized [B, T]` over the whole batch, for a surrogate that penalises
-        some tokens; or None.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      select: `(samples) -> penalized [B, T]` over the complete batch, for a surrogate that
+        penalises some tokens; or None.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner. Metrics are `signal`, the share of tokens with a non-zero advantage (unless a
-      teacher rewards each token); `extreme_ratio`, the share of tokens with a ratio outside
-      [1/2, 2]; with a `correction` also `sampler_weight`, its mean over tokens; with
-      `mask_off_policy` also `off_policy`, the share of tokens that it drops.
+      `Learner` that compares responses within groups. Metrics are `signal`, the share of tokens
+      with a non-zero advantage (unless a teacher rewards each token); `extreme_ratio`, the share of
+      tokens with a ratio outside [1/2, 2]; with a `correction` also `sampler_weight`, the weight's
+      mean over tokens; with `mask_off_policy` also `off_policy`, the share of dropped tokens.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     problem = problem.with_target(target)
     actor_critic.require_on_policy(problem)
-    # Each ordered part of a batch consists of whole groups.
+    # each ordered part of a batch consists of complete groups
     in_order = config.num_minibatches == 1 and not extra_samples
     problem = actor_critic.share_prefixes(problem, in_order)
     optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
@@ -236,7 +237,7 @@ def make(
 
 
 def reference_of(config: GradientSteps) -> Reference | None:
-    """Returns the settings of the reference policy; None if the method has none or it is off."""
+    """Returns the settings of the reference policy; None if the method does not use a reference."""
     return config if isinstance(config, Reference) and config.use_reference else None
 
 
@@ -247,7 +248,7 @@ def make_estimate(
     loss_mask_fn: Callable[[Batch], jax.Array],
     select: Callable[[Samples], jax.Array] | None,
 ) -> learner.Estimate:
-    """Builds `estimate`, with advantages within groups; the arguments are those to `make`."""
+    """Builds `estimate`, with advantages within groups; `make` documents the arguments."""
 
     def estimate(state: TrainState, batch: Batch) -> Samples:
         del state
@@ -264,7 +265,7 @@ def make_estimate(
             mask=loss_mask_fn(batch),
             columns=batch.per_step_columns(),
         )
-        # Stale rows come from an earlier policy: they do not measure the KL of this update.
+        # Stale rows come from an earlier policy, so they do not measure the KL of this update.
         measured = every_group(
             KL_STRIDE, samples._replace(mask=batch.fresh()), batch.score.shape[1], config.axis_name
         )
@@ -284,7 +285,7 @@ def make_improve(
     loss_kl: Divergence | None,
     optimizer: optax.GradientTransformation,
 ) -> learner.Improve:
-    """Builds `improve`, gradient steps and the KL afterwards; the arguments are those to `make`."""
+    """Builds `improve`, gradient steps and the KL after them; `make` documents the arguments."""
     loss = make_loss(config, problem, surrogate, aggregate, loss_kl)
     reference = reference_of(config)
 
@@ -347,7 +348,7 @@ def make_loss(
             if reference.reweight_kl:
                 kl *= ratio(log_prob, samples.log_prob)
             terms["reference_kl"] = (kl, reference.kl_coefficient)
-        # Rows may have been cut, and an aggregate may divide by the budget.
+        # Rows may have been cut, whereas an aggregate may divide by the full budget.
         beyond = ((0, 0), (0, steps - samples.mask.shape[1]))
         mask = jnp.pad(samples.mask, beyond)
         means = {name: aggregate(jnp.pad(x, beyond), mask) for name, (x, _) in terms.items()}

@@ -1,12 +1,12 @@
-"""GRPO: the group is the baseline (Shao et al. 2024, arXiv:2402.03300, eq. 3 and 4).
+"""Implements GRPO: the group is the baseline (Shao et al. 2024, arXiv:2402.03300, eq. 3 and 4).
 
-G responses to one prompt are scored; the advantage of each token is its response's
-`(R − mean) / std` in the group. The clipped surrogate and `β · k3(π ‖ π_ref)` are averaged over the
+In GRPO, G responses to one prompt are scored; the advantage of each token is its response's `(R −
+mean) / std` in the group. The clipped surrogate and `β · k3(π ‖ π_ref)` are averaged over the
 tokens of a response, then over responses.
 
-With few responses, mean and std are noisy. Three options reduce the noise, in any combination:
-samples for the statistics only (`extra_samples`), running estimates for prompts that recur
-(`running_statistics`), and larger groups whose sum is divided by √G (`group_divisor`).
+With few responses in a group, its mean and std are noisy. Three options reduce the noise, in any
+combination: samples for the statistics only (`extra_samples`), running estimates for prompts that
+recur (`running_statistics`), and larger groups whose sum is divided by √G (`group_divisor`).
 """
 
 from collections.abc import Callable
@@ -36,21 +36,22 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.Reference)
 
     supervision: str = static(
         OUTCOME,
-        "one advantage per response; for each token the sum of the normalised step rewards that "
-        "follow it (section 4.1.3); or in a dialogue for each turn the rewards from it on, "
-        "normalised over the group's turns of the same number",
+        "outcome: one advantage per response; process: for each token the sum of the "
+        "normalised rewards of later steps (section 4.1.3); turn: for each turn of a "
+        "dialogue the rewards of this and later turns, normalised over the group's turns "
+        "of the same number",
         choices=SUPERVISIONS,
     )
     extra_samples: int = static(
         0,
-        "how many responses of each group, out of group_size, enter mean and std only and are not "
-        "trained on",
+        "number of responses of each group, out of group_size, that enter mean and std "
+        "only and are not trained on",
         within=NON_NEGATIVE,
     )
     running_statistics: bool = static(
         False,
-        "running estimates of mean and std, per prompt of a finite set or per difficulty, instead "
-        "of the group's own",
+        "take mean and std from running estimates, per prompt of a finite set or per "
+        "difficulty, instead of from the group",
     )
     running_decay: Number = number(
         0.9,
@@ -95,15 +96,16 @@ def make(
       config: hyperparameters, see `Config`.
       problem: source with a group_size of at least 2; process supervision needs rewards along the
         response; running statistics need strata (then a group may have one member).
-        clipped by norm.
-      surrogate: surrogate objective, see `ppo.make`; None for the clipped one.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      optimizer: any optax transformation with its own learning rate; None stands for Adam with
+        gradients clipped by norm.
+      surrogate: surrogate objective, see `ppo.make`; None stands for the clipped surrogate.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of GRPO.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     if config.supervision == TURN:
@@ -139,7 +141,7 @@ def make(
     relative = already_relative if config.running_statistics else relative
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
-        # `sequence_mean` divides by G, so that a factor √G leaves 1 / √G.
+        # The aggregate `sequence_mean` divides by G, so that a factor √G leaves 1 / √G.
         weight = (
             (reward.shape[1] - config.extra_samples) ** 0.5 if config.group_divisor == ROOT else 1.0
         )

@@ -1,6 +1,6 @@
-"""GSPO: GRPO with the ratio and the clip of a whole sequence (Zheng et al. 2025, arXiv:2507.18071).
+"""Implements GSPO: GRPO with a ratio and a clip of the whole sequence (arXiv:2507.18071).
 
-`s = (π(y|x) / π_old(y|x))^(1/|y|)`, eq. 5 and 7.
+The sequence ratio is `s = (π(y|x) / π_old(y|x))^(1/|y|)` (Zheng et al. 2025, eq. 5 and 7).
 """
 
 import jax
@@ -16,7 +16,10 @@ from jaxrl_po.types import Learner, Optimizer, Problem, Samples
 
 @config_lib.record
 class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalReference):
-    """Hyperparameters of GSPO; the ratio is a geometric mean over tokens, hence the narrow clip."""
+    """Hyperparameters of GSPO, whose ratio is a geometric mean over tokens.
+
+    The clip is therefore narrow.
+    """
 
     epsilon_low: Number = common.number(
         3e-4, "the ratio is clipped from below at 1 − epsilon_low", within=group_config.CLIP
@@ -29,7 +32,7 @@ class Config(group_config.Clip, group_config.GroupScale, group_config.OptionalRe
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds GSPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds GSPO for any problem in groups; `grpo.make` documents the arguments."""
     clipped = group_policy.choose_surrogate(config)
 
     @surrogates.row_wise  # sums over the unmasked slots of a row

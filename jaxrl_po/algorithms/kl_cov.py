@@ -1,7 +1,8 @@
-"""KL-Cov: a penalty on the few tokens through which entropy falls (arXiv:2505.22617).
+"""Implements KL-Cov: a penalty on the few tokens through which entropy falls (arXiv:2505.22617).
 
-`−r · A`, plus `β |log r|` where `(A − mean A)(log π_old − mean log π_old)` is largest. These tokens
-are chosen once for each batch, from all of its tokens, while π is π_old.
+The surrogate is `−r · A`, plus `β |log r|` where `(A − mean A)(log π_old − mean log π_old)` is
+largest. The penalised tokens are chosen once for each batch, from all of its tokens, while π is
+π_old.
 """
 
 import jax
@@ -26,14 +27,14 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
         within=Interval(0, 1, True),
     )
     penalty: Number = common.number(
-        1.0, "β, weight of |log r| at these tokens", within=NON_NEGATIVE
+        1.0, "β, weight of |log r| at the penalised tokens", within=NON_NEGATIVE
     )
 
 
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds KL-Cov for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds KL-Cov for any problem in groups; `grpo.make` documents the arguments."""
 
     def select(samples: Samples) -> jax.Array:
         return token_weights.top_covariance(
@@ -46,7 +47,7 @@ def make(
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         distance = jnp.abs(log_ratio(log_prob, samples.log_prob))
-        # Before the first step r is 1 to rounding, whose sign must not choose a gradient.
+        # Before the first step r is 1 up to rounding, whose sign must not choose a gradient.
         moved = samples.columns["penalized"] & (distance > divergences.ROUNDING)
         penalty = jnp.where(moved, config.penalty * distance, 0.0)
         return losses.surrogate(log_prob, samples.log_prob, samples.advantage) + penalty, {}

@@ -1,7 +1,10 @@
-"""Natural policy gradient with a normalised step (Kakade 2001; Peters & Schaal 2008).
+"""Implements the natural policy gradient with a normalised step (Kakade 2001.
 
-`θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step for which the quadratic model of KL(old ‖ new)
-is at most δ. Without TRPO's line search, neither the true KL nor an improvement is guaranteed.
+Peters & Schaal 2008).
+
+The step is `θ' = θ + √(2δ / (gᵀF⁻¹g)) · F⁻¹g`: the longest step for which the quadratic model of
+KL(old ‖ new) is at most δ. Without TRPO's line search, neither the true KL nor an improvement is
+guaranteed.
 """
 
 from typing import Any
@@ -67,7 +70,7 @@ def proposal_surrogate(distribution: Distribution, samples: Samples) -> Mean:
 
 
 def checked_mean(surrogate: Surrogate) -> Surrogate:
-    """Wraps the surrogate of a natural step and checks that it returns a `Mean` of two numbers."""
+    """Wraps the surrogate of a natural step, and checks that it returns a `Mean` of two numbers."""
 
     def call(distribution: Any, samples: Samples) -> Mean:
         result = surrogate(distribution, samples)
@@ -94,24 +97,24 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """Builds the natural policy gradient for any problem with a separate critic, or without.
+    """Builds the natural policy gradient for any problem with a separate critic, or without critic.
 
     Args:
       config: hyperparameters, see `Config`.
       problem: source of samples, control or language.
-      search: search along the natural step, which decides its length, see
+      search: search along the natural step, which decides the step's length, see
         `trust_region.line_search`.
-      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None for `policy_surrogate`,
-        or `proposal_surrogate` if the problem is not on-policy. Unlike the surrogate of `ppo.make`
-        it gets no log-probabilities and returns the mean.
+      surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None stands for
+        `policy_surrogate`, or for `proposal_surrogate` if the problem is not on-policy. Unlike the
+        surrogate of `ppo.make` the function gets no log-probabilities and returns the mean.
       advantage: advantage estimator, see `ppo.make`.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of the natural policy gradient.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     plain = problem.with_target(target)

@@ -1,8 +1,8 @@
-"""PKPO: maximises the best of k responses (Walder and Karkhanis 2025, arXiv:2505.15201).
+"""Implements PKPO, which maximises the best of k responses (arXiv:2505.15201).
 
-The score of a response is replaced by its gain over the maximum of k − 1 others, eq. 33; with
-scores of 0 and 1 the objective is pass@k. As in RLOO a response is one action, and nothing is
-clipped.
+The score of a response is replaced by its gain over the maximum of k − 1 other responses (Walder
+and Karkhanis 2025, eq. 33); with scores of 0 and 1 the objective is pass@k. As in RLOO a response
+is one action, and the ratio is not clipped.
 """
 
 import functools
@@ -21,7 +21,11 @@ from jaxrl_po.types import Learner, Optimizer, Problem
 class Config(group_config.OptionalReference):
     """Hyperparameters of PKPO."""
 
-    k: int = static(4, "responses of which the best counts, at most group_size", within=Interval(2))
+    k: int = static(
+        4,
+        "number k of responses whose best score is maximised, at most group_size",
+        within=Interval(2),
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a field out of range or without effect."""
@@ -34,7 +38,7 @@ class Config(group_config.OptionalReference):
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds PKPO for any problem in groups of at least k; for the arguments see `grpo.make`."""
+    """Builds PKPO for any problem in groups of at least k; `grpo.make` documents the arguments."""
 
     def advantage(reward: jax.Array, mask: jax.Array, step_end: jax.Array) -> jax.Array:
         if config.k > reward.shape[1]:
@@ -50,7 +54,7 @@ def make(
         optimizer,
         group_advantage=advantage,
         surrogate=surrogates.plain,
-        # The mean over responses of the sum over tokens.
+        # the mean over responses of sums over tokens
         aggregate=functools.partial(losses.fixed_length_mean, length=1),
         loss_kl=divergences.k3,
     )

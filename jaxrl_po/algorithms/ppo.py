@@ -1,14 +1,15 @@
-"""PPO with a clipped ratio (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
+"""Implements PPO with a clipped ratio (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
 
-`−min(r A, clip(r, 1 − ε, 1 + ε) A) + c_v ½(v − G)² − c_e H(π)` with r = π / π_old, minimised in
-epochs of shuffled minibatches. See `ppo_penalty` for the form with a KL penalty, and
-`reference.with_reference_kl` for PPO on language models, with a KL penalty in the reward.
+The loss `−min(r A, clip(r, 1 − ε, 1 + ε) A) + c_v ½(v − G)² − c_e H(π)` with r = π / π_old is
+minimised in epochs of shuffled minibatches. The module `ppo_penalty` has the form with a KL
+penalty, and `reference.with_reference_kl` has PPO for language models, with a KL penalty in the
+reward.
 
-An iteration can be read in seven files: here, `types` (the data), `learner` (collect, estimate,
-improve), `actor_critic` (advantages, the joint loss), `surrogates` and `losses` (the equations) and
-`updates` (epochs of gradient steps). From the other modules it is enough to know that a `Mean` is a
-total and a count that are divided last, that a `number` field can be vmapped, that a `static` field
-is compiled in, and that `config.validate` refuses values out of range.
+An iteration can be read in seven files: `ppo` itself, `types` (the data), `learner` (collect,
+estimate, improve), `actor_critic` (advantages, the joint loss), `surrogates` and `losses` (the
+equations) and `updates` (epochs of gradient steps). From the other modules it is enough to know
+that a `Mean` is a total and a count that are divided last, that a `number` field can be vmapped,
+that a `static` field is compiled in, and that `config.validate` refuses values out of range.
 """
 
 import jax
@@ -66,28 +67,28 @@ def make(
     Args:
       config: hyperparameters, see `Config`.
       problem: source of samples, control or language.
-      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
-        clipped by norm.
-      surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None for
-        `surrogates.clipped`. With a parameter named `distribution` it also gets the policy's
-        distribution at the current parameters. A name to log that the method or the problem logs
-        too is a ConfigError. A surrogate that reads other rows of its minibatch needs
+      optimizer: any optax transformation with its own learning rate; None stands for Adam with
+        gradients clipped by norm.
+      surrogate: `(log_prob, samples) -> (elements to minimise, elements to log)`; None stands for
+        `surrogates.clipped`. With a parameter named `distribution` the surrogate also gets the
+        policy's distribution at the current parameters. A name in the log that the method or the
+        problem logs too is a ConfigError. A surrogate that reads other rows of its minibatch needs
         num_microbatches = 1; see `surrogates.row_wise`.
-      advantage: `trajectory -> (advantage [T], target [T])`, which replaces the config's; gamma,
-        lambda_, estimator, n_steps and discount_per then have no effect; see
+      advantage: `trajectory -> (advantage [T], target [T])`, which replaces the config's advantage;
+        gamma, lambda_, estimator, n_steps and discount_per then have no effect; see
         `actor_critic.Trajectory`.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of PPO.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     problem = actor_critic.share_prefixes(problem.with_target(target), config.num_minibatches == 1)
     actor_critic.require_on_policy(problem)
-    # The default is Adam, with the config's step size and clip of the gradient's norm.
+    # the default is Adam, with the config's step size and clip of the gradient's norm
     optimizer = optimizers.choose_optimizer(config, problem, optimizer, optimizers.adam)
     if surrogate is None:
         surrogate = surrogates.clipped(config.epsilon_low, config.epsilon_high)
@@ -101,7 +102,7 @@ def make(
         distribution, value = problem.apply(params, samples.inputs)
         log_prob = distribution.log_prob(samples.action)
         policy_loss, logged = checked(log_prob, samples, distribution)
-        kl = divergences.k3(samples.log_prob, log_prob)  # r − 1 − log r, nats
+        kl = divergences.k3(samples.log_prob, log_prob)  # the element is r − 1 − log r, nats
         if config.clip_value:
             value_loss = losses.clipped_value(
                 value, samples.value, samples.target, epsilon=config.epsilon_high
@@ -121,7 +122,7 @@ def make(
         return metrics["approximate_kl"].value() > config.target_kl
 
     def improve(state: TrainState, samples: Samples, key: jax.Array) -> tuple[TrainState, Metrics]:
-        # Each step of an environment becomes a row; a sequence stays one row.
+        # Each step of an environment becomes a row, whereas a sequence remains one row.
         rows = problem.rows(samples)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,

@@ -1,7 +1,8 @@
-"""PPO with a KL penalty (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
+"""Implements PPO with a KL penalty (Schulman et al. 2017, arXiv:1707.06347, eq. 8).
 
-`−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, adapted after each iteration
-towards `target_kl`, or adapted within an iteration until the batch's KL is near it.
+The loss is `−r A + β · KL(old ‖ new) + c_v ½(v − G)² − c_e H(π)`, with β fixed, adapted after each
+iteration towards `target_kl`, or adapted within an iteration until the batch's KL is near
+`target_kl`.
 """
 
 import functools
@@ -55,7 +56,9 @@ class Config(Epochs):
         choices=PENALTIES,
     )
     kl_coefficient: Number = common.number(
-        1.0, "β; its initial value if adapted", within=NON_NEGATIVE
+        1.0,
+        "coefficient β of the KL penalty; the initial value if β is adapted",
+        within=NON_NEGATIVE,
     )
     kl_direction: str = static(
         OLD_NEW, "the penalty is KL(old ‖ new) or KL(new ‖ old)", choices=DIRECTIONS
@@ -84,9 +87,11 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """Builds PPO with a KL penalty for any problem with a critic; see `ppo.make` for arguments.
+    """Builds PPO with a KL penalty for any problem with a critic.
 
-    Metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
+    `ppo.make` documents the arguments.
+
+    The metric `exact_kl` is in the direction of `kl_direction`; `policy_loss` includes the penalty.
     """
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)
@@ -101,8 +106,9 @@ def make(
         return masked.total(divergence(config, old, policy(params, samples)), samples.mask)
 
     def optimise(state: TrainState, beta: jax.Array, rows: Samples, key: jax.Array) -> Update:
-        """Computes one update from the old parameters with the coefficient β, and its KL."""
-        old = policy(state.params, rows)  # shuffled along with the samples
+        """Computes one update from the old parameters with coefficient β, and the update's KL."""
+        # The old distributions are shuffled along with the samples.
+        old = policy(state.params, rows)
         require_kept(old, rows)
         params, opt_state, metrics = actor_critic.gradient_steps(
             config,
@@ -159,7 +165,7 @@ def make(
 
 
 def divergence(config: Config, old: Distribution, new: Distribution) -> jax.Array:
-    """Computes the exact KL between the two policies, nats, in the direction of `kl_direction`."""
+    """Computes the exact KL between two policies, nats, in the direction of `kl_direction`."""
     return old.kl(new) if config.kl_direction == OLD_NEW else new.kl(old)
 
 
@@ -214,13 +220,13 @@ def satisfied(
     Args:
       optimise: `(beta, key) -> update`, starts from the old parameters.
       adapt: `(beta, metrics) -> beta`, returns the next β.
-      beta: β that the first update used.
-      first: first update.
+      beta: coefficient β of the first update.
+      first: first update, which used `beta`.
       key: PRNG key, consumed.
       max_rounds: largest number of updates, including the first.
 
     Returns:
-      β and the last update, with the metric `rounds`.
+      Coefficient β and the last update, with the metric `rounds`.
     """
     Carry = tuple[jax.Array, jax.Array, Update]
 

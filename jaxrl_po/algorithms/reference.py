@@ -12,9 +12,10 @@ from jaxrl_po.masked import Mean
 from jaxrl_po.types import Batch, Learner, Metrics, Problem, Samples, TrainState
 
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
-"""`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, nats."""
+"""`(log_prob [B, T], reference_log_prob [B, T]) -> [B, T]`, estimates a KL, nats."""
 
-COEFFICIENT = "reference_kl_coefficient"  # replicated entry of the collector's state: β, `[]`
+# Replicated entry of the collector's state: coefficient β, `[]`.
+COEFFICIENT = "reference_kl_coefficient"
 
 
 @config_lib.record
@@ -24,7 +25,7 @@ class ReferenceSettings:
     enabled: bool = static(False, "subtract β · (log π − log π_ref) from the reward of each step")
     kl_coefficient: Number = common.number(
         0.05,
-        "β; its initial value if adapted",
+        "coefficient β of the KL penalty; the initial value if β is adapted",
         unit="reward units per nat",
         within=NON_NEGATIVE,
         when=("enabled", True),
@@ -51,19 +52,19 @@ def with_reference_kl(
 ) -> Learner:
     """Returns the learner with rewards `r_t − β (log π(a_t|s_t) − log π_ref(a_t|s_t))`.
 
-    π is the old policy and π_ref the initial one. This is the KL penalty of RLHF with PPO; it
-    applies to any learner that uses `Batch.reward`.
+    In these rewards π is the old policy and π_ref the initial policy. The penalty is the KL penalty
+    of RLHF with PPO; it applies to any learner that uses `Batch.reward`.
 
     Args:
       inner: learner on `problem`, without a reference policy.
       problem: source of samples.
-      settings: penalty, see `ReferenceSettings`; `enabled` is ignored.
+      settings: settings of the penalty, see `ReferenceSettings`; `enabled` is ignored.
       num_parts: number of parts of a batch, see `learner.make`.
       axis_name: device axis that the rows are sharded over, or None.
 
     Returns:
-      The learner, with the metrics `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats,
-      and `reference_kl_coefficient`. Ziegler et al. 2019 (arXiv:1909.08593), eq. 2 and section 2.2;
+      `Learner` with the metrics `reference_kl`, the k1 estimate of KL(old ‖ reference) in nats, and
+      `reference_kl_coefficient`. Ziegler et al. 2019 (arXiv:1909.08593), eq. 2 and section 2.2;
       Ouyang et al. 2022 (arXiv:2203.02155), eq. 2.
 
     Example:
@@ -129,15 +130,15 @@ def with_reference_log_prob(
     reward_kl: Divergence | None = None,
     coefficient: Number = 0.0,
 ) -> learner.Estimate:
-    """Adds `reference_log_prob` to `estimate`, on rewards minus `β · reward_kl(π, π_ref)`.
+    """Extends `estimate` by `reference_log_prob`, on rewards minus `β · reward_kl(π, π_ref)`.
 
     Args:
-      estimate: `(state, batch) -> samples`, the estimate to extend.
+      estimate: `(state, batch) -> samples`, the function that is extended.
       problem: problem that defines the policy.
       num_parts: number of parts of a batch, see `learner.make`.
-      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None for no penalty in
-        the reward.
-      coefficient: β, reward units per nat.
+      reward_kl: estimate of KL(policy ‖ reference) at the sampled tokens, or None without a penalty
+        in the reward.
+      coefficient: coefficient β, reward units per nat.
     """
 
     def with_reference(state: TrainState, batch: Batch) -> Samples:

@@ -1,8 +1,8 @@
-"""REINFORCE, the vanilla policy gradient with a baseline (Williams 1992; Sutton et al. 2000).
+"""Implements REINFORCE, the policy gradient with a baseline (Williams 1992; Sutton et al. 2000).
 
-`∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; the critic is fitted to the
-returns. As is usual, the factor γᵗ in the gradient of the discounted return is omitted: steps have
-equal weight.
+The gradient is `∇J ≈ mean(∇log π(a|s) · (G − b(s)))` over the steps of a batch; the critic is
+fitted to the returns. As is usual, the factor γᵗ in the gradient of the discounted return is
+omitted: all steps have equal weight.
 """
 
 import jax
@@ -38,7 +38,7 @@ class Config(CriticFit, Optimization):
     estimator: str = static(
         MONTE_CARLO, "estimator of the return minus the baseline", choices=ESTIMATORS
     )
-    baseline: str = static(VALUE, "what is subtracted from the return", choices=BASELINES)
+    baseline: str = static(VALUE, "baseline that is subtracted from the return", choices=BASELINES)
     learning_rate: Number = common.number(1e-2, "step size of the policy", within=POSITIVE)
     entropy_coefficient: Number = common.number(
         0.0, "weight of the entropy bonus", unit="per nat", within=NON_NEGATIVE
@@ -54,24 +54,25 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """Builds REINFORCE for any problem with a separate critic, or without.
+    """Builds REINFORCE for any problem with a separate critic, or without critic.
 
-    The critic is fitted for any baseline: returns also bootstrap from it where a rollout ends.
+    The critic is fitted for any baseline, because returns also bootstrap from the critic where a
+    rollout ends.
 
     Args:
       config: hyperparameters, see `Config`.
       problem: source of samples, control or language.
-      optimizer: any optax transformation with its own learning rate, for the policy; None for the
-        config's.
+      optimizer: any optax transformation with its own learning rate, for the policy; None stands
+        for the config's optimizer.
       surrogate: surrogate objective, see `ppo.make`.
-      advantage: advantage estimator, see `ppo.make`; it then includes its own baseline.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      advantage: advantage estimator, see `ppo.make`; the estimator then includes its own baseline.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of REINFORCE.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     problem, checked = problem.with_target(target), surrogates.checked(surrogate)
@@ -91,7 +92,7 @@ def make(
         if config.baseline == BATCH_MEAN:
             advantage = advantage - masked.mean(target, batch.mask, axis_name=config.axis_name)
         if config.normalize_advantage and config.baseline == NONE:
-            # Only divides by the std: subtracting the mean would be a baseline.
+            # The returns are only divided by their std: subtracting the mean would be a baseline.
             mean, std = masked.moments(advantage, batch.mask, axis_name=config.axis_name)
             advantage = advantage / (advantages.scale_of(mean, std) + 1e-8)
         elif config.normalize_advantage:

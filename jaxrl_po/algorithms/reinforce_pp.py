@@ -1,9 +1,9 @@
-"""REINFORCE++: advantages normalised over the whole batch (Hu et al. 2025, arXiv:2501.03262).
+"""Implements REINFORCE++: advantages normalised over the whole batch (arXiv:2501.03262).
 
 The return of token t is the outcome minus `β · Σ_{u ≥ t} k1`, whitened over all tokens of the
 batch; a k1 that may be rounding error counts as 0. With `group_baseline` the group's mean is
-subtracted from the outcome first, and the KL penalty to the reference is in the loss instead, as
-k2.
+subtracted from the outcome first, and the KL penalty to the reference is in the loss instead, as k2
+(Hu et al. 2025).
 """
 
 import jax
@@ -38,7 +38,7 @@ def make(
         return jnp.where(mask, returns, 0.0)
 
     def distance(log_prob: jax.Array, reference_log_prob: jax.Array) -> jax.Array:
-        """Computes k1, 0 where it is rounding error, which whitening would magnify."""
+        """Computes k1, but 0 where k1 may be rounding error, which whitening would magnify."""
         k1 = divergences.k1(log_prob, reference_log_prob)
         return jnp.where(jnp.abs(k1) > divergences.ROUNDING, k1, 0.0)
 

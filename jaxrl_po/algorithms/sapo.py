@@ -1,6 +1,7 @@
-"""SAPO: GRPO with a soft gate in place of the clip (Gao et al. 2025, arXiv:2511.20347).
+"""Implements SAPO: GRPO with a soft gate in place of the clip (arXiv:2511.20347).
 
-The surrogate is `−(4/τ) σ(τ (r − 1)) · A`, with a narrower gate for negative advantages.
+The surrogate is `−(4/τ) σ(τ (r − 1)) · A`, with a narrower gate for negative advantages (Gao et al.
+2025).
 """
 
 import jax
@@ -18,15 +19,17 @@ class Config(group_config.GroupScale, group_config.OptionalReference):
     """Hyperparameters of SAPO; the temperatures are the paper's."""
 
     temperature_positive: Number = number(
-        1.0, "τ of a token with a positive advantage; larger is narrower", within=POSITIVE
+        1.0, "τ of tokens with a positive advantage; a larger τ narrows the gate", within=POSITIVE
     )
-    temperature_negative: Number = number(1.05, "τ of any other token", within=POSITIVE)
+    temperature_negative: Number = number(
+        1.05, "τ of tokens without a positive advantage", within=POSITIVE
+    )
 
 
 def make(
     config: Config, problem: Problem, optimizer: Optimizer = None, *, target: Target | None = None
 ) -> Learner:
-    """Builds SAPO for any problem in groups; for the arguments see `grpo.make`."""
+    """Builds SAPO for any problem in groups; `grpo.make` documents the arguments."""
 
     def surrogate(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
         return losses.sapo(

@@ -1,4 +1,4 @@
-"""Supervised training on demonstrations.
+"""Trains on demonstrations, by supervised learning.
 
 The loss is the cross entropy of demonstrated actions, see `language.cross_entropy.make_loss`; the
 actions may come from language or control.
@@ -27,15 +27,15 @@ def make(
     Args:
       config: hyperparameters, see `Config`.
       problem: source of demonstrations, see `language.demonstrations.make_problem`.
-      optimizer: any optax transformation with its own learning rate; None for Adam with gradients
-        clipped by norm.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      optimizer: any optax transformation with its own learning rate; None stands for Adam with
+        gradients clipped by norm.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of supervised training.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     problem = problem.with_target(target)

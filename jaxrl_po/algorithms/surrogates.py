@@ -1,4 +1,4 @@
-"""Surrogate objectives for one action or token, shared by several methods."""
+"""Surrogate objectives for one action or token, which several methods share."""
 
 import dataclasses
 import functools
@@ -22,8 +22,9 @@ from jaxrl_po.types import ActorCritic, Distribution, Problem, Samples, SumInPar
 CLIP = Interval(0.0, 1.0, True, True)
 
 Surrogate = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
-"""`(log_prob E*, samples) -> elements to minimise E*, and elements to log`. With a further
-parameter named `distribution` it also gets the policy's distribution at the current parameters."""
+"""`(log_prob E*, samples) -> elements to minimise E*, and elements to log`, a surrogate objective.
+With a further parameter named `distribution` a surrogate also gets the policy's distribution at the
+current parameters."""
 
 # Names of fields that a run writes or acts upon, including the fields of its evaluations.
 RUN_READS = re.compile(
@@ -35,17 +36,17 @@ RUN_READS = re.compile(
 def policy_gradient(
     log_prob: jax.Array, samples: Samples
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Computes `−log π · A`, see `losses.policy_gradient`; logs nothing."""
+    """Computes `−log π · A`, see `losses.policy_gradient`; no element is logged."""
     return losses.policy_gradient(log_prob, samples.advantage), {}
 
 
 def plain(log_prob: jax.Array, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Computes `−r · A`, see `losses.surrogate`; logs nothing."""
+    """Computes `−r · A`, see `losses.surrogate`; no element is logged."""
     return losses.surrogate(log_prob, samples.log_prob, samples.advantage), {}
 
 
 def sampler_log_prob(samples: Samples) -> jax.Array:
-    """Returns log-probabilities under the sampler μ, by default the old policy."""
+    """Returns log-probabilities under the sampler μ, which by default is the old policy."""
     return samples.columns.get("sampler_log_prob", samples.log_prob)
 
 
@@ -77,7 +78,7 @@ def clipped(
 
 @dataclasses.dataclass(frozen=True)
 class RowWise:
-    """A surrogate that the user declares row-wise."""
+    """Surrogate that the user declares row-wise."""
 
     surrogate: Surrogate
 
@@ -91,12 +92,12 @@ class RowWise:
 
 
 def row_wise(surrogate: Surrogate) -> Surrogate:
-    """Declares that no element of a surrogate, minimised or logged, reads another row.
+    """Declares that each element of a surrogate, minimised or logged, reads its own row only.
 
-    Elements must not depend on masked slots of their row or on the number of such slots, either.
+    Elements must not depend on masked slots of their row or on the number of masked slots, either.
     Minibatches may then be computed in parts, each up to its longest row. The mark is only needed
-    where the data flow does not show the property (loops, sums over the slots of a row), and it is
-    not verified.
+    where the data flow does not show the property (loops, sums over the slots of a row), and the
+    mark is not verified.
 
     Example:
       >>> marked = row_wise(plain)
@@ -107,7 +108,7 @@ def row_wise(surrogate: Surrogate) -> Surrogate:
 
 
 class Checked(NamedTuple):
-    """A surrogate whose result is checked while it is traced.
+    """Surrogate whose result is checked while it is traced.
 
     Attributes:
       function: surrogate of the user or of the library.
@@ -166,7 +167,8 @@ def checked(surrogate: Surrogate) -> Checked:
             "surrogate of a natural step takes (distribution, samples)",
         )
     asked = parameters.get("distribution")
-    bound = "distribution" in getattr(surrogate, "keywords", {})  # bound by functools.partial
+    # Parameters bound by functools.partial.
+    bound = "distribution" in getattr(surrogate, "keywords", {})
     marked = isinstance(getattr(surrogate, "func", surrogate), RowWise)
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return Checked(surrogate, asked is not None and asked.kind in by_name and not bound, marked)
@@ -185,11 +187,11 @@ class Division(Protocol):
 
 
 class Parts(NamedTuple):
-    """Ways to compute a minibatch in parts, in the form that `updates.gradient_update` reads.
+    """Ways to compute a minibatch in parts, in the form that `updates.gradient_update` takes.
 
     Attributes:
-      slots: elements in a row, or None if a minibatch must not be divided.
-      by_length: the problem's sums by length, or None if rows must not be cut.
+      slots: number of elements in a row, or None if a minibatch must not be divided.
+      by_length: problem's function that sums by length, or None if rows must not be cut.
     """
 
     slots: int | None
@@ -209,12 +211,12 @@ def parts(
     A minibatch must not be divided if an element of the surrogate, minimised or logged, or its
     gradient depends on other rows, for example through a quantile or a mean over the minibatch.
     Rows must not be cut after their last token if an element depends on other slots of its row.
-    Each device reads its own rows.
+    Each device checks its own rows.
 
     Args:
       surrogate: surrogate that maps rows `[N, …]` to elements `[N, …]`.
       samples: all rows of this device.
-      problem: source of the policy, the target and sums by length.
+      problem: source of the policy, the target and the function that sums by length.
       params: parameters of the policy.
       config: settings of the method.
       num_minibatches: number of minibatches in an epoch.
@@ -265,7 +267,7 @@ def _are_apart(trace: Callable[..., ClosedJaxpr], sizes: tuple[int, int], axis: 
     whole = trace(sizes[1], axis)
     try:
         return data_flow.is_row_wise((trace(sizes[0], axis), whole), sizes)
-    except (AssertionError, TypeError, ValueError):  # the surrogate works for its own size only
+    except (AssertionError, TypeError, ValueError):  # the surrogate accepts only one size
         return False
 
 
@@ -294,12 +296,12 @@ def _trace(
 
 
 def shape_of(x: Any) -> tuple[int, ...] | None:
-    """Returns the shape of an array, and None for anything else."""
+    """Returns the shape of an array, and None for any other value."""
     return getattr(x, "shape", None)
 
 
 def form(result: Any) -> str:
-    """Returns a short description of a surrogate's result: types and shapes."""
+    """Returns a short description of a surrogate's result by types and shapes."""
     if isinstance(result, Mean):
         return f"Mean of {form(result.total)} and {form(result.count)}"
     if isinstance(result, tuple):

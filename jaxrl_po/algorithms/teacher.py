@@ -1,4 +1,4 @@
-"""A frozen teacher, which scores every action that the policy takes."""
+"""Adds a frozen teacher, which scores every action that the policy takes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem
 TEACHER = "teacher"  # entry of `ActorCritic.frozen` with the teacher's parameters
 
 Apply = Callable[[ActorCritic, Any], tuple[Any, jax.Array]]
-"""`(params, inputs) -> (distribution, value)`, as `Problem.apply`."""
+"""`(params, inputs) -> (distribution, value)`, has the form of `Problem.apply`."""
 
 
 def with_teacher(
@@ -23,13 +23,13 @@ def with_teacher(
     Args:
       problem: problem of the student.
       params: parameters of the teacher, without a critic.
-      apply: `(params, inputs) -> (distribution, value)` of the teacher; None takes the student's
-        networks. The policy of another problem with the same task, tokenizer and token budget can
-        be a teacher of another size.
+      apply: `(params, inputs) -> (distribution, value)` of the teacher; None stands for the
+        student's networks. The policy of another problem with the same task, tokenizer and token
+        budget can be a teacher of another size.
       num_parts: number of parts of a batch, see `learner.make`.
 
     Returns:
-      The `Problem`.
+      `Problem` with a teacher.
 
     Raises:
       ConfigError: the teacher has another number of actions than the policy.
@@ -65,7 +65,7 @@ def with_teacher(
 
 
 def _options(problem: Problem, params: ActorCritic, inputs: Any) -> int | None:
-    """Returns the number of actions; None if they are not discrete."""
+    """Returns the number of actions; None for actions that are not discrete."""
 
     def logits() -> Any:
         return getattr(problem.apply(params._replace(value=None), inputs)[0], "logits", None)

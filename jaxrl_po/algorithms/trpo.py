@@ -1,4 +1,4 @@
-"""TRPO: a natural step, then a backtracking line search (Schulman et al. 2015, arXiv:1502.05477).
+"""Implements TRPO: a natural step, then a backtracking line search (arXiv:1502.05477).
 
 `max_θ E[r · A] s.t. E[KL(old ‖ new)] ≤ δ` (appendix C): conjugate gradient for x = F⁻¹g, step
 length √(2δ / xᵀFx), and backtracking until the surrogate has improved and the exact KL is at most
@@ -40,20 +40,20 @@ def make(
     advantage: Advantage | None = None,
     target: Target | None = None,
 ) -> Learner:
-    """Builds TRPO for any problem with a separate critic, or without.
+    """Builds TRPO for any problem with a separate critic, or without critic.
 
     Args:
       config: hyperparameters, see `Config`.
       problem: source of samples, control or language.
       surrogate: surrogate to minimise, see `npg.make`.
       advantage: advantage estimator, see `ppo.make`.
-      target: platform and devices of the compiled program; None takes the problem's target.
+      target: platform and devices of the compiled program; None stands for the problem's target.
 
     Returns:
-      The learner.
+      `Learner` of TRPO.
 
     Raises:
-      ConfigError: names the invalid field.
+      ConfigError: a field is invalid; the error names the field.
     """
     config.validate()
     search = functools.partial(

@@ -1,4 +1,4 @@
-"""Control problems: environments with gymnax's interface, and recordings of any others."""
+"""Control problems: environments with gymnax's interface, and recordings of other environments."""
 
 from jaxrl_po.control.actor import Actor
 from jaxrl_po.control.cloning import make_record, with_demonstrations

@@ -1,4 +1,4 @@
-"""Actor and critic as functions of their parameters, with or without memory."""
+"""Wraps actor and critic as functions of their parameters, with or without memory."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -25,16 +25,18 @@ class Networks(NamedTuple):
     A memory has leaves `[B, …]`, zero at the start of an episode; () for a network without memory.
 
     Attributes:
-      init: `init(key, observation) -> ActorCritic` from one observation; consumes `key`.
-      start: `start(B) -> (memory, critic_memory)`, the memories at the start of episodes.
-      act: `act(params, memory, observation) -> (memory, distribution)`: one step of B rows.
-      values: `values(params, steps, final_observation) -> (critic_memory, value, next_value)`, the
-        memory after T steps of B rows and two values `[B, T]`; zeros without a critic. With None
-        for `final_observation` the observations of `steps` are `[B, T + 1, …]`, and each is the
-        true next observation of the one before it.
-      inputs: `inputs(steps)`, the inputs that `apply` reads, see `StepRows`.
-      apply: `apply(params, inputs) -> (distribution, value)`, as `Problem.apply`.
-      hidden_matrices: `params -> ActorCritic` of bool, see `Problem`.
+      init: `init(key, observation) -> ActorCritic`, builds parameters from one observation;
+        consumes `key`.
+      start: `start(B) -> (memory, critic_memory)`, returns the memories at the start of episodes.
+      act: `act(params, memory, observation) -> (memory, distribution)`, acts for one step of B
+        rows.
+      values: `values(params, steps, final_observation) -> (critic_memory, value, next_value)`,
+        returns the memory after T steps of B rows and two values `[B, T]`; zeros without a critic.
+        If `final_observation` is None, the observations of `steps` are `[B, T + 1, …]`, and each
+        observation is the true next observation of the previous one.
+      inputs: `inputs(steps)`, returns the inputs that `apply` takes, see `StepRows`.
+      apply: `apply(params, inputs) -> (distribution, value)`, has the form of `Problem.apply`.
+      hidden_matrices: `params -> ActorCritic` of bool, marks hidden matrices, see `Problem`.
     """
 
     init: Callable[[jax.Array, PyTree], ActorCritic]
@@ -47,13 +49,16 @@ class Networks(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """T steps of B rows. Networks with memory read all fields, others the observations only.
+    """Steps of B rows, T steps each.
+
+    Networks with memory use all fields, other networks the observations only.
 
     Attributes:
-      observation: leaves `[B, T, …]`.
-      begins: `[B, T]`, bool, True if an episode begins with the step: the memories before it are 0.
+      observation: observations of the steps, leaves `[B, T, …]`.
+      begins: `[B, T]`, bool, True if an episode begins with the step: the memories before the step
+        are 0.
       memory: actor's memory before the first step, leaves `[B, …]`; () without memory.
-      critic_memory: critic's memory before the first step; () without memory.
+      critic_memory: critic's memory before the first step, leaves `[B, …]`; () without memory.
     """
 
     observation: PyTree
@@ -63,11 +68,11 @@ class StepRows(NamedTuple):
 
 
 class Actor(NamedTuple):
-    """The policy of a problem as a function that acts step by step.
+    """Policy of a problem as a function that acts step by step.
 
     Attributes:
-      start: `start(B) -> memory` at an episode's start.
-      act: `act(params, collector, memory, observation) -> (memory, distribution)` for B raw
+      start: `start(B) -> memory`, returns the memory at an episode's start.
+      act: `act(params, collector, memory, observation) -> (memory, distribution)`, acts on B raw
         observations, normalised as in training.
     """
 
@@ -76,7 +81,7 @@ class Actor(NamedTuple):
 
 
 def actor_of(problem: Problem) -> Actor:
-    """Returns the problem's actor; by default `apply` is the policy, without memory."""
+    """Returns the problem's actor; by default the actor calls `apply` and has no memory."""
     if problem.actor is not None:
         return cast(Actor, problem.actor)
 
@@ -128,12 +133,12 @@ def act_normalized(
 
 
 def has_memory(nets: Networks) -> bool:
-    """Returns whether the networks have memory and so read whole sequences."""
+    """Returns whether the networks have memory and therefore need complete sequences."""
     return bool(jax.tree.leaves(nets.start(1)))
 
 
 def whole_sequences(samples: Samples) -> Samples:
-    """Returns the rows unchanged: a policy with memory reads whole sequences."""
+    """Returns the rows unchanged, because a policy with memory needs complete sequences."""
     return samples
 
 
@@ -143,17 +148,20 @@ def merge_time(samples: Samples) -> Samples:
 
 
 def play(distribution: Distribution, action: jax.Array) -> jax.Array:
-    """Converts a stored action for `Spaces.to_action`: u of a `TanhGaussian` becomes tanh(u)."""
+    """Converts a stored action for `Spaces.to_action`.
+
+    The u of a `TanhGaussian` becomes tanh(u).
+    """
     return jnp.tanh(action) if isinstance(distribution, TanhGaussian) else action
 
 
 class _Network(NamedTuple):
-    """One Flax module as functions.
+    """Functions that apply one Flax module.
 
     Attributes:
-      init: `init(key, observation) -> (params, constants)` from one observation, see
-        `variables.split`; consumes `key`.
-      start: `start(B) -> memory`; () for a module without memory.
+      init: `init(key, observation) -> (params, constants)`, draws variables from one observation,
+        see `variables.split`; consumes `key`.
+      start: `start(B) -> memory`, returns the first memory; () for a module without memory.
       run: `networks.Recurrent` as a function; without memory it accepts rows of any shape.
     """
 
@@ -165,7 +173,7 @@ class _Network(NamedTuple):
 def _network(
     name: str, module: Any, pick: Callable[[Any], Any] = lambda output: output
 ) -> _Network:
-    """Wraps the module, called `name` in messages; `pick` selects from its output."""
+    """Wraps a module, called `name` in messages; `pick` selects a part of the module's output."""
     remembers = isinstance(module, Recurrent)
     if remembers:
         networks.build_memory(module)
@@ -195,9 +203,9 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
     """Turns Flax modules into functions of an `ActorCritic`.
 
     Args:
-      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (to a value `[E*]`,
-        or None), or `actor_critic` (to both), whose parameters are all in `params.policy`. Policy
-        and critic may each be a `networks.Recurrent`.
+      modules: `policy` (observation `[E*, …]` to a distribution) and `critic` (observation to a
+        value `[E*]`, or None), or `actor_critic` (observation to distribution and value), whose
+        parameters are all in `params.policy`. Policy and critic may each be a `networks.Recurrent`.
       spaces: spaces of the environment. Each network reads its own part of an `Observation`, and
         illegal actions are excluded from the policy's distribution.
 
@@ -233,7 +241,7 @@ def build_networks(modules: Mapping[str, Any], spaces: Spaces) -> Networks:
         return memory, _legal(output, steps.observation)
 
     def value(params: ActorCritic, steps: StepRows, final: PyTree = None) -> tuple[PyTree, Any]:
-        """Returns the critic's memory after the steps, and values there and at `final`."""
+        """Returns the critic's memory after the steps, and values at the steps and at `final`."""
         of_critic = params.variables("value" if shared is None else "policy")
         shape = steps.begins.shape
         if of_critic is None or critic is None:
@@ -370,7 +378,7 @@ def require_distribution(output: Any) -> Distribution:
     """Returns the output of a policy, which must be a distribution.
 
     Raises:
-      ConfigError: the output is something else, such as an array of logits.
+      ConfigError: the output is not a distribution, for example an array of logits.
     """
     if not all(hasattr(output, name) for name in ("log_prob", "entropy", "kl", "sample", "mode")):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Recorded episodes as demonstrations: behaviour cloning is `algorithms.sft` on them."""
+"""Turns recorded episodes into demonstrations: behaviour cloning is `algorithms.sft` on them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +27,10 @@ def with_demonstrations(
         without normalised observations.
       observation: `[N, …]`, observations as the policy sees them.
       action: `[N, …]`, actions as the policy returns them.
-      num_steps: T, steps drawn for each of the problem's environments in an iteration.
+      num_steps: number T of steps drawn for each of the problem's environments in an iteration.
 
     Returns:
-      The `Problem`, for `algorithms.sft`: `log_prob`, `reward` and `score` are 0.
+      `Problem` for `algorithms.sft`, in which `log_prob`, `reward` and `score` are 0.
 
     Raises:
       ConfigError: the policy has memory, or `num_steps` is not a whole number of at least 1.
@@ -57,18 +57,18 @@ def with_demonstrations(
 def make_record(
     env: Any, problem: Problem, *, num_episodes: int, max_steps: int, env_params: Any = None
 ) -> Callable[[ActorCritic, CollectorState, jax.Array], tuple[dict[str, jax.Array], jax.Array]]:
-    """Builds `record(params, collector, key) -> (steps, mask)`: greedy episodes, step by step.
+    """Builds `record(params, collector, key) -> (steps, mask)`, which plays greedy episodes.
 
     Args:
       env: environment, see `control.make_problem`.
       problem: problem whose policy acts.
-      num_episodes: B, number of episodes, each in its own environment.
-      max_steps: T, steps after which an episode is cut.
-      env_params: parameters of the environment; None takes its defaults.
+      num_episodes: number B of episodes, each in its own environment.
+      max_steps: number T of steps after which an episode is cut.
+      env_params: parameters of the environment; None stands for its defaults.
 
     Returns:
-      The function; `key` is consumed. `steps` has the entries `RECORDED`, `[B, T, …]`, and `mask`
-      `[B, T]` is True up to the end of the first episode.
+      Function `record`, which consumes `key`. The result `steps` has the entries `RECORDED`, `[B,
+      T, …]`, and `mask` `[B, T]` is True up to the end of the first episode.
 
     Raises:
       ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1.

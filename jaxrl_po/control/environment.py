@@ -1,4 +1,4 @@
-"""Environments as two pure functions, and the adapter to gymnax."""
+"""Defines environments as two pure functions, and the adapter to gymnax."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,14 @@ METHODS = ("reset", "step", "action_space", "observation_space")
 
 
 class Transition(NamedTuple):
-    """One step of one environment.
+    """Step of one environment.
 
     Attributes:
-      observation: observation of the next state; of a fresh episode if this one ended.
-      reward: `[]`, float32.
+      observation: observation of the next state; of a fresh episode if the step ended its episode.
+      reward: `[]`, float32, reward of the step.
       terminated: `[]`, bool, True if the episode ended by itself.
-      truncated: `[]`, bool, True if the time limit cut it.
-      final_observation: the true next observation, before any reset.
+      truncated: `[]`, bool, True if the time limit cut the episode.
+      final_observation: true next observation, before any reset.
     """
 
     observation: PyTree
@@ -33,17 +33,18 @@ class Transition(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """A control environment as two pure functions and its spaces.
+    """Control environment as two pure functions and its spaces.
 
     Attributes:
-      reset: `reset(key) -> (observation, state)`; consumes `key`.
-      step: `step(key, state, action) -> (state, Transition)`; consumes `key`, resets by itself
-        where an episode ends.
-      spaces: observations and actions, see `Spaces`.
+      reset: `reset(key) -> (observation, state)`, begins an episode; consumes `key`.
+      step: `step(key, state, action) -> (state, Transition)`, takes a step and resets by itself
+        where an episode ends; consumes `key`.
+      spaces: spaces of observations and actions, see `Spaces`.
       max_steps: time limit of an episode in steps; None without a limit.
-      refresh: `refresh(key, state) -> state` with an unused starting state for the next episode,
-        stored in the state; consumes `key`. None if `step` draws one from its own key.
-      reset_interval: steps between two calls of `refresh` in a rollout.
+      refresh: `refresh(key, state) -> state`, stores an unused starting state for the next episode
+        in the state; consumes `key`. The field is None if `step` draws a starting state from its
+        own key.
+      reset_interval: number of steps between two calls of `refresh` in a rollout.
     """
 
     reset: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -55,18 +56,18 @@ class Environment(NamedTuple):
 
 
 def adapt(env: Any, env_params: Any = None) -> Environment:
-    """Wraps a gymnax ≥ 1.0 environment, or a user's with the same interface.
+    """Wraps a gymnax ≥ 1.0 environment, or a user's environment with the same interface.
 
-    Observations and actions are converted as `read_spaces` says. An `Environment` is returned
+    Observations and actions are converted as `read_spaces` documents. An `Environment` is returned
     unchanged.
 
     Args:
       env: environment with `reset(key, params)`, `step(key, state, action, params)`,
         `action_space(params)`, `observation_space(params)`.
-      env_params: parameters of the environment; None takes `env.default_params`.
+      env_params: parameters of the environment; None stands for `env.default_params`.
 
     Returns:
-      The `Environment`.
+      Wrapped `Environment`.
 
     Raises:
       ConfigError: `read_spaces` refuses a space, the environment does not have the interface, or a
@@ -106,7 +107,8 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         _require_alike(name, (state, observation), *results)
 
     errors: list[ConfigError] = []
-    for make_key in (jax.random.key, jax.random.PRNGKey):  # a state may hold a key of either kind
+    # A state may hold a key of both kinds, typed or raw.
+    for make_key in (jax.random.key, jax.random.PRNGKey):
         try:
             jax.eval_shape(both, make_key(0))
             return adapted
@@ -174,7 +176,7 @@ def _from_gymnax(name: str, env: Any, params: Any) -> Environment:
             observe("final_observation", info["final_observation"]),
         )
 
-    # The result of `reset` decides the shapes, not the space.
+    # The result of `reset`, not the space, determines the shapes.
     seen = jax.eval_shape(reset, jax.random.key(0))[0]
     check_observation(name, seen, spaces)
     return Environment(reset, step, spaces._replace(observation=seen), read_limit(name, params))
@@ -243,12 +245,15 @@ def _require_alike(
 
 
 def _may_convert(field: str, x: Any, y: Any) -> bool:
-    """Returns whether another dtype is merely converted; an image of bytes would be rescaled."""
+    """Returns whether another dtype is merely converted.
+
+    An image of bytes would be rescaled instead.
+    """
     return field == "final_observation" and jnp.uint8 not in (x.dtype, y.dtype)
 
 
 def _describe(tree: Any) -> Any:
-    """Returns the dtype and shape of each array in a tree, and the type of anything else."""
+    """Returns the dtype and shape of each array in a tree, and the type of any other leaf."""
     if tree is None:
         return "nothing"
     return jax.tree.map(
@@ -257,7 +262,7 @@ def _describe(tree: Any) -> Any:
 
 
 def read_limit(name: str, params: Any) -> int | None:
-    """Reads `max_steps_in_episode`; returns None if it is missing or infinite.
+    """Reads `max_steps_in_episode`; returns None if the limit is missing or infinite.
 
     Raises:
       ConfigError: the limit is not a whole number of at least 1, such as 100 or 100.0.
@@ -271,7 +276,7 @@ def read_limit(name: str, params: Any) -> int | None:
 
 
 def _require_whole(env: Environment) -> None:
-    """Raises ConfigError if something is missing in the spaces of an `Environment`."""
+    """Raises ConfigError if the spaces of an `Environment` lack a field."""
     spaces = env.spaces
     kinds = bool(spaces.num_actions) + bool(spaces.action_size) + bool(spaces.choices)
     if kinds != 1:
@@ -302,7 +307,7 @@ def shapes(tree: PyTree) -> Any:
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Strips weak types: they differ between reset and step, so the second call would recompile."""
+    """Strips weak types, which differ between reset and step: the second call would recompile."""
     return jax.tree.map(
         lambda x: jax.lax.convert_element_type(jnp.asarray(x), jnp.asarray(x).dtype), tree
     )

@@ -1,4 +1,4 @@
-"""Evaluation of a control policy on whole episodes, with frozen observation statistics."""
+"""Evaluates a control policy on complete episodes, with frozen observation statistics."""
 
 import functools
 from collections.abc import Callable
@@ -27,20 +27,20 @@ def make_evaluate(
     """Builds `evaluate(params, collector, key) -> {"return", "length", "ended"}`.
 
     Args:
-      env: environment, see `make_problem`; it may differ from the one used for training.
+      env: environment, see `make_problem`; it may differ from the environment used for training.
       problem: problem whose policy acts.
       num_episodes: number of episodes; each runs in its own environment, in parallel.
-      greedy: True takes the mode of the policy; False samples.
-      env_params: parameters of the environment; None takes its defaults.
-      max_steps: bound on an episode's length; None takes the environment's limit,
+      greedy: True to take the mode of the policy; False to sample.
+      env_params: parameters of the environment; None stands for its defaults.
+      max_steps: bound on an episode's length; None stands for the environment's limit,
         `max_steps_in_episode` of a gymnax environment's parameters.
 
     Returns:
-      The function. Each entry is `[num_episodes]`: undiscounted return, length in steps, and 1 if
-      the episode ended by itself, 0 if the bound cut it. For an environment whose `step` never
-      returns terminated or truncated, `ended` is 0 everywhere. The function reads the observation
-      statistics in `collector`, also if the problem is wrapped, and updates nothing; the same
-      key gives the same episodes.
+      Function `evaluate`. Each entry of its result is `[num_episodes]`: undiscounted return, length
+      in steps, and 1 if the episode ended by itself, 0 if the bound cut it. For an environment
+      whose `step` never returns terminated or truncated, `ended` is 0 everywhere. The function uses
+      the observation statistics in `collector`, also if the problem is wrapped, and does not update
+      them; the same key gives the same episodes.
 
     Raises:
       ConfigError: `num_episodes` or `max_steps` is not a whole number of at least 1, or neither

@@ -49,23 +49,25 @@ def make_groups(
     """Builds a control problem in groups: P fresh initial states per iteration, G episodes each.
 
     Args:
-      env: gymnax ≥ 1.0 environment or one with the same interface.
-      num_prompts: P, initial states over all devices.
-      group_size: G, episodes from each initial state.
-      num_steps: T, time limit; longer episodes are truncated.
-      env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds it from `network`.
-        It may be a `networks.Recurrent`.
-      critic: Flax module, observation to a value, or None for no critic (values are then zeros).
-      network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      env: gymnax ≥ 1.0 environment or an environment with the same interface.
+      num_prompts: number P of initial states over all devices.
+      group_size: number G of episodes from each initial state.
+      num_steps: time limit T; longer episodes are truncated.
+      env_params: parameters of the environment; None stands for its defaults.
+      policy: Flax module, observation to a distribution; None builds the module from `network`. The
+        policy may be a `networks.Recurrent`.
+      critic: Flax module, observation to a value, or None for a problem without critic, whose
+        values are zeros.
+      network: size and kind of the policy that is built; None stands for a 64 × 64 tanh perceptron.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
 
     Returns:
-      The `Problem`. `score` `[P, G]` is the undiscounted return of each episode; slots after its
-      end are masked. Metric `dead_groups` is the share of groups whose scores are all equal.
+      `Problem` of episodes in groups. The field `score` `[P, G]` is the undiscounted return of each
+      episode; slots after an episode's end are masked. Metric `dead_groups` is the share of groups
+      whose scores are all equal.
 
     Raises:
-      ConfigError: for an invalid argument, which the message names.
+      ConfigError: an argument is invalid; the message names the argument.
 
     Example:
       >>> import gymnax
@@ -100,7 +102,8 @@ def make_groups(
         prompt_number = collector.sharded[PROMPT_NUMBER]
         prompts = unroll.start(environment, reset_key, prompt_number)
         members = jax.tree.map(lambda x: jnp.repeat(x, group_size, axis=0), prompts)
-        # Members share only the initial state: each has another index, and so other noise.
+        # Members of a group share only the initial state: each member has another index, and
+        # therefore other noise.
         index = members.number * group_size + jnp.tile(
             jnp.arange(group_size, dtype=jnp.int32), prompt_number.shape[0]
         )
@@ -133,10 +136,10 @@ def group_batch(
       nets: actor and critic as functions.
       spaces: spaces of the environment.
       params: parameters that the trajectory was sampled with.
-      trajectory: steps of environments, which continue after their first episode; the mask leaves
-        later episodes out.
+      trajectory: steps of environments, which continue after their first episode; the mask excludes
+        later episodes.
       memories: memories of actor and critic before the first step.
-      group_size: G, rows per group.
+      group_size: number G of rows per group.
     """
     transition = trajectory.transition
     ended = transition.terminated | transition.truncated

@@ -1,8 +1,9 @@
-"""A `scan` that moves all computation that does not depend on the carry out of the loop.
+"""Implements a `scan` that moves all computation that does not depend on the carry out of the loop.
 
 In a rollout the random numbers and the initial states of fresh episodes depend on keys alone.
-Computed inside the loop they cost dozens of tiny operations per step, two fifths of the time of a
-CartPole rollout; outside it, they are one batched operation for all steps.
+Computed inside the loop, random numbers and initial states cost dozens of tiny operations per step,
+two fifths of the time of a CartPole rollout; outside the loop, they are one batched operation for
+all steps.
 """
 
 import itertools
@@ -17,19 +18,20 @@ from jaxrl_po.types import PyTree
 
 Carry = TypeVar("Carry")
 
-# Dependence of a value: on neither `x` nor the carry, on `x` alone, on the carry.
+# Dependence of a value: on neither `x` nor the carry, on `x` alone, or on the carry.
 CONSTANT, AHEAD, LATE = range(3)
 
-SHORT = 512  # most equations of a step for which several steps are compiled as one, see `scan`
+# Largest number of equations in a step for which several steps are compiled as one, see `scan`.
+SHORT = 512
 
 
 class ProgramValue(NamedTuple):
-    """A value of the step's program, in one of the two walks through it.
+    """Value in the program of a step, in one of the two walks through the program.
 
     Attributes:
       level: dependence of the value: CONSTANT, AHEAD or LATE.
       number: index of an AHEAD value, the same in both walks; -1 for other levels.
-      array: array of the value, or None if this walk does not compute it.
+      array: array of the value, or None if the current walk does not compute it.
     """
 
     level: int
@@ -45,26 +47,26 @@ def scan(
     most: float = 4.0,
     unroll: int = 1,
 ) -> tuple[Carry, PyTree]:
-    """Runs `jax.lax.scan(step, carry, xs)` with all that depends on `xs` alone computed before it.
+    """Runs `jax.lax.scan(step, carry, xs)`, with all that depends on `xs` alone computed before.
 
-    The operations are the same; results may differ in the last bit, where the compiler fuses them
-    differently.
+    The operations are the same as in `jax.lax.scan`; results may differ in the last bit, where the
+    compiler fuses operations differently.
 
     The program of one step is walked twice: once for values that do not depend on the carry,
-    vmapped over `xs`, and once, in the loop, for the rest. The body of a branch or an inner loop
-    that depends on the carry is not hoisted.
+    vmapped over `xs`, and once, in the loop, for all other values. The body of a branch or an inner
+    loop that depends on the carry is not hoisted.
 
     Args:
       step: `(carry, x) -> (carry, y)`, pure.
       carry: initial carry.
       xs: inputs of the steps, leaves `[T, …]`.
       most: memory limit of the precomputed values, as a multiple of the memory of the outputs `y`;
-        above it nothing is hoisted.
-      unroll: steps in one pass of the loop, if a step is short and something was hoisted from it,
-        see `Target.unroll`.
+        above the limit no computation is hoisted.
+      unroll: number of steps in one pass of the loop, if a step is short and some computation was
+        hoisted from it, see `Target.unroll`.
 
     Returns:
-      The last carry and `y` of all steps, leaves `[T, …]`, as `jax.lax.scan`.
+      Last carry, and `y` of all steps, leaves `[T, …]`, as in `jax.lax.scan`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,7 +81,8 @@ def scan(
     results = jax.tree.structure(shapes)
 
     def walk(at: int, leaves: Sequence[Any], ahead: dict[int, Any]) -> list[ProgramValue]:
-        # Both walks see the same equations in the same order, so they give values the same numbers.
+        # Both walks visit the same equations in the same order, so that they give values the same
+        # numbers.
         numbers = itertools.count()
         from_x = [ProgramValue(AHEAD, next(numbers), leaf) for leaf in leaves[num_carry:]]
         from_carry = [ProgramValue(LATE, -1, leaf) for leaf in leaves[:num_carry]]
@@ -99,7 +102,7 @@ def scan(
     if _bytes(jax.eval_shape(before, x)) > most * _bytes(shapes[1]):
         return jax.lax.scan(step, carry, xs)
     unroll = unroll if _equations(program.jaxpr) <= SHORT else 1
-    # Passes the length, since possibly nothing depends on `xs` alone.
+    # The length is passed, since possibly nothing depends on `xs` alone.
     length = jax.tree.leaves(xs)[0].shape[0]
     return jax.lax.scan(after, carry, jax.vmap(before)(xs), length, unroll=unroll)
 
@@ -115,11 +118,12 @@ def interpret(
     """Walks a program and evaluates the equations of one level (and the constants).
 
     Args:
-      jaxpr: program of one step, or of a function that it calls.
-      consts: values of its constants.
-      inputs: values of its arguments.
-      at: level of this walk, `AHEAD` (the first) or `LATE` (the second).
-      ahead: number to array, the values that the second walk needs from the first, which fills it.
+      jaxpr: program of one step, or of a function that the step calls.
+      consts: values of the program's constants.
+      inputs: values of the program's arguments.
+      at: level of the walk, `AHEAD` (the first walk) or `LATE` (the second).
+      ahead: map from numbers to arrays, the values that the first walk stores and the second walk
+        needs.
       numbers: counter that numbers AHEAD values in the order of the equations.
 
     Returns:
@@ -135,13 +139,13 @@ def interpret(
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
-        # A side effect must stay in the loop.
+        # an equation with a side effect must stay in the loop
         level = (
             LATE
             if equation.effects
             else max((operand.level for operand in operands), default=CONSTANT)
         )
-        # Only part of an inner function may depend on the carry.
+        # only part of an inner function may depend on the carry
         if level == LATE and equation.primitive is jit_p:
             inner = equation.params["jaxpr"]
             outputs = interpret(inner.jaxpr, inner.consts, operands, at, ahead, numbers)
@@ -161,7 +165,7 @@ def interpret(
 
 
 def hand_over(value: ProgramValue, at: int, ahead: dict[int, Any]) -> ProgramValue:
-    """Passes an AHEAD value from the first walk, which stores it, to the second, which reads it."""
+    """Passes an AHEAD value from the first walk, which stores it, to the second walk."""
     if value.level != AHEAD:
         return value
     if at == AHEAD:
@@ -187,7 +191,7 @@ def evaluate(jaxpr: Jaxpr, equation: JaxprEqn, operands: Sequence[ProgramValue])
 
 
 def _equations(jaxpr: Jaxpr) -> int:
-    """Counts equations, including those inside functions, branches and loops."""
+    """Counts equations, including equations inside functions, branches and loops."""
     inner = (each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
     return len(jaxpr.eqns) + sum(map(_equations, inner))
 

@@ -1,4 +1,4 @@
-"""The memory of a network over an episode: a gated recurrent unit, or a gated transformer."""
+"""Builds a network's memory over an episode: a gated recurrent unit, or a gated transformer."""
 
 import functools
 from collections.abc import Callable
@@ -16,21 +16,22 @@ from jaxrl_po.control import recurrence
 from jaxrl_po.types import PyTree
 
 Initialization = Callable[[float], Callable[..., jax.Array]]
-"""`(scale) -> initializer` of a kernel, with the scale that suits its layer."""
+"""`(scale) -> initializer`, returns a kernel's initialiser, with the scale that suits its layer."""
 
 
 class Memory(NamedTuple):
-    """A memory of H units, as two functions. Zero is the memory before an episode.
+    """Memory of H units, as two functions. All numbers of a memory are zero before an episode.
 
     Attributes:
-      start: `start(B) -> memory`, leaves `[B, …]`, all zero.
-      run: `run(memory, features, begins, final) -> (memory, outputs, final_outputs)`: T steps of
-        features `[T, B, D]`; the memory is reset before a step where `begins` `[T, B]`. Outputs are
-        `[T, B, H]`. `final` `[T, B, D]`, or None, are features that may follow each step; their
-        outputs do not change the memory. A Flax module calls `run`, which makes parameters in it.
-      hidden_matrices: `hidden_matrices(layers, features_are_hidden) -> tree of bool`, True for each
-        matrix from hidden units to hidden units among the parameters that `run` makes; None if
-        unknown.
+      start: `start(B) -> memory`, returns leaves `[B, …]`, all zero.
+      run: `run(memory, features, begins, final) -> (memory, outputs, final_outputs)`, runs T steps
+        of features `[T, B, D]`; the memory is reset before a step where `begins` `[T, B]` is True.
+        Outputs of `run` are `[T, B, H]`. The argument `final` `[T, B, D]`, or None, holds features
+        that may follow each step; their outputs do not change the memory. A Flax module calls
+        `run`, which creates parameters in the module.
+      hidden_matrices: `hidden_matrices(layers, features_are_hidden) -> tree of bool`, returns True
+        for each matrix from hidden units to hidden units among the parameters that `run` creates;
+        None if unknown.
     """
 
     start: Callable[[int], PyTree]
@@ -42,9 +43,9 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
     """Builds a gated recurrent unit, `h_t = GRU(h_{t−1}, x_t)`, see `recurrence.run_gru`.
 
     Args:
-      size: H, number of units.
+      size: number H of units.
       initialization: initialiser of the kernels, for scale 1.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
     """
 
     def run(
@@ -61,7 +62,7 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
 
     def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
         def marked(path: Any, leaf: jax.Array) -> bool:
-            # The kernels `ir`, `iz` and `in` read the features, `hr`, `hz` and `hn` the memory.
+            # the kernels `ir`, `iz` and `in` multiply the features, `hr`, `hz` and `hn` the memory
             return leaf.ndim == 2 and (features_are_hidden or path[-2].key.startswith("h"))
 
         return jax.tree_util.tree_map_with_path(marked, layers)
@@ -70,11 +71,11 @@ def gru(size: int, initialization: Initialization, target: Target | None = None)
 
 
 class Window(NamedTuple):
-    """Past layer inputs that a transformer remembers.
+    """Past inputs of layers that a transformer remembers.
 
     Attributes:
-      past: `[B, W, L, H]`, inputs of each layer in the last W steps, the oldest first.
-      steps: `[B]`, number of those steps that belong to the current episode.
+      past: `[B, W, L, H]`, inputs of each layer in the last W steps, the oldest step first.
+      steps: `[B]`, number of remembered steps that belong to the current episode.
     """
 
     past: jax.Array
@@ -90,19 +91,19 @@ def transformer(
     heads: int = 4,
     window: int = 16,
 ) -> Memory:
-    """Builds a gated transformer (GTrXL) over a step and the W steps before it in its episode.
+    """Builds a gated transformer (GTrXL) over a step and the W previous steps of the episode.
 
     The past consists of each layer's inputs, without a gradient to the steps before the first (Dai
-    et al. 2019, arXiv:1901.02860), so that L layers see L·W steps back. Layers and gates follow
+    et al. 2019, arXiv:1901.02860), so that L layers reach L·W steps back. Layers and gates follow
     Parisotto et al. 2019 (arXiv:1910.06764), see `MemoryLayer`.
 
     Args:
-      size: H, number of units, a multiple of `heads`.
+      size: number H of units, a multiple of `heads`.
       initialization: initialiser of the kernels.
-      target: not read.
-      layers: L, number of layers.
+      target: unused argument, as a gated recurrent unit takes it.
+      layers: number L of layers.
       heads: number of attention heads.
-      window: W, number of past steps that a layer reads.
+      window: number W of past steps that a layer attends to.
     """
     del target
 
@@ -135,7 +136,7 @@ def transformer(
     def hidden_matrices(layers: PyTree, features_are_hidden: bool) -> PyTree:
         def marked(path: Any, leaf: jax.Array) -> bool:
             names = [each.key for each in path]
-            # The only table of a layer holds position biases; `Dense_0` reads the features.
+            # The only table of a layer holds position biases; `Dense_0` multiplies the features.
             inner = names[0] != "Dense_0" or features_are_hidden
             return leaf.ndim == 2 and inner and names[1:] != ["bias"]
 
@@ -145,12 +146,13 @@ def transformer(
 
 
 class MemoryKind(NamedTuple):
-    """Entry of `MEMORIES`.
+    """Entry of the table `MEMORIES`.
 
     Attributes:
-      make: `make(size, initialization, target, **sizes) -> Memory`.
+      make: `make(size, initialization, target, **sizes) -> Memory`, builds the memory.
       summary: description for `--help`.
-      sizes: keywords of `make`; the field `memory_<keyword>` of `NetworkSettings` has the value.
+      sizes: names of keywords of `make`; the field `memory_<keyword>` of `NetworkSettings` has the
+        keyword's value.
       divisors: names in `sizes` whose values must divide the width of the network.
       needs_early_stop: True if a method with early stopping must enable it by default.
     """
@@ -162,12 +164,12 @@ class MemoryKind(NamedTuple):
     needs_early_stop: bool = False
 
 
-# The entry None is a network without memory.
+# the entry None is a network without memory
 MEMORIES: dict[str, MemoryKind | None] = {
     "none": None,
     "gru": MemoryKind(gru, "a gated recurrent unit"),
-    # One unbounded update can reduce the return on a solved task by half (at a KL of 5 to
-    # 9 nats).
+    # Without an early stop, one unbounded update can halve the return on a solved task (at a KL of
+    # 5 to 9 nats).
     "transformer": MemoryKind(
         transformer,
         "a gated transformer (GTrXL)",
@@ -179,23 +181,23 @@ MEMORIES: dict[str, MemoryKind | None] = {
 
 
 def kind_of(name: str) -> MemoryKind | None:
-    """Returns the entry of a name; a `PythonObject` holds a `MemoryKind` or its `make`."""
+    """Returns the entry with a name; a `PythonObject` holds a `MemoryKind` or the kind's `make`."""
     if not isinstance(name, PythonObject):
         return MEMORIES[name]
     return name.value if isinstance(name.value, MemoryKind) else MemoryKind(name.value, name)
 
 
 class MemoryLayer(nn.Module):
-    """`y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
+    """Layer `y = g(x, relu(attend(norm(x), norm(context))))`, then `g(y, relu(mlp(norm(y))))`.
 
-    Layers are normalised before and gated after (Parisotto et al. 2019, sections 3.1 and 3.2). The
+    Norms come before a layer, gates after it (Parisotto et al. 2019, sections 3.1 and 3.2). The
     score of the position k steps back is `q·k / √d + b_k`, with a learned b for each head (Raffel
     et al. 2020, arXiv:1910.10683).
 
     Attributes:
-      size: H, number of units.
+      size: number H of units.
       heads: number of attention heads, each of d = H / heads units.
-      window: W, the largest k.
+      window: largest number W of steps back.
       initialization: initialiser of the kernels.
     """
 
@@ -208,13 +210,15 @@ class MemoryLayer(nn.Module):
     def __call__(
         self, x: jax.Array, context: jax.Array, visible: jax.Array, ago: jax.Array
     ) -> jax.Array:
-        """Maps steps `[Q, B, H]` to `[Q, B, H]`; each reads itself and its visible context.
+        """Maps steps `[Q, B, H]` to `[Q, B, H]`.
+
+        Each step attends to itself and its visible context.
 
         Args:
           x: `[Q, B, H]`, inputs of the steps.
-          context: `[S, B, H]`, inputs of the positions that may be read.
-          visible: `[Q, S, B]`, bool, True if a step reads a position.
-          ago: `[Q, S]`, number of steps from the context's position to the step.
+          context: `[S, B, H]`, inputs of the positions that steps may attend to.
+          visible: `[Q, S, B]`, bool, True if a step attends to a position.
+          ago: `[Q, S]`, number of steps from a position of the context to the step.
         """
         chex.assert_rank((x, context, visible, ago), (3, 3, 3, 2))
         dense = functools.partial(nn.Dense, self.size, kernel_init=self.initialization(1.0))
@@ -250,10 +254,11 @@ class MemoryLayer(nn.Module):
 class Gate(nn.Module):
     """Gate `(1 − z) ⊙ x + z ⊙ n`, near x at first: Parisotto et al. 2019, section 3.2, as a GRU.
 
-    `r = σ(W_r y + U_r x)`, `z = σ(W_z y + U_z x − b)`, `n = tanh(W_n y + U_n (r ⊙ x))`, b from 2.
+    The gate computes `r = σ(W_r y + U_r x)`, `z = σ(W_z y + U_z x − b)`, `n = tanh(W_n y + U_n (r ⊙
+    x))`, with b drawn at 2.
 
     Attributes:
-      size: H, number of units.
+      size: number H of units.
       initialization: initialiser of the kernels, for scale 1.
     """
 

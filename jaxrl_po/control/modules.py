@@ -1,4 +1,4 @@
-"""The networks of a control problem: the defaults for its spaces, or a user's Flax modules."""
+"""Builds the networks of a control problem: defaults for its spaces, or a user's Flax modules."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ GAUSSIAN = (
     "initial_log_std",
     "state_dependent_std",
     "tanh_squash",
-)  # fields that a Gaussian policy reads
+)  # names of the fields that a Gaussian policy uses
 POLICY, CRITIC, BOTH = REMEMBERING = ("policy", "critic", "both")
 
 
@@ -47,7 +47,7 @@ class NetworkSettings:
     depth: int = common.static(2, "hidden layers", unit="layers", within=COUNT)
     critic_width: int = static(
         0,
-        "width of the critic's hidden layers; 0 for that of the actor's",
+        "width of the critic's hidden layers; 0 for the actor's width",
         unit="units",
         within=NON_NEGATIVE,
     )
@@ -57,20 +57,21 @@ class NetworkSettings:
     layer_norm: bool = static(False, "normalise each hidden layer before its activation")
     initialization: str = static(
         "orthogonal",
-        "orthogonal: with a scale for each kind of layer, near 0 for the policy's last; "
-        "lecun_normal: the same for all",
+        "orthogonal: a scale for each kind of layer, near 0 for the policy's last layer; "
+        "lecun_normal: the same formula for all layers",
         choices=tuple(INITIALIZATIONS),
     )
     channels: int = static(
         16,
-        "channels of the 3 × 3 convolution that reads small images; 0 flattens them. Maps of many "
-        "kinds of things are first embedded in as many, cell by cell. Frames of 36 pixels and more "
-        "are read by the three convolutions of Mnih et al. (2015)",
+        "channels of the 3 × 3 convolution for small images; 0 flattens small images. "
+        "Maps of many kinds of objects are first embedded in the same number of channels, "
+        "cell by cell. Frames of 36 pixels and more have the three convolutions of Mnih "
+        "et al. (2015)",
         within=NON_NEGATIVE,
     )
     shared_torso: bool = static(
         False,
-        "actor and critic are heads on one body, which rules out a trust region on the policy",
+        "share the hidden layers of actor and critic; excludes a trust region on the policy",
     )
     memory: str = common.static(
         "none",
@@ -108,7 +109,7 @@ class NetworkSettings:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a field out of its range, or two that exclude each other."""
+        """Raises ConfigError for a field out of range, or two fields that exclude each other."""
         check(self)
         kind = kind_of(self.memory)
         if self.shared_torso and kind:
@@ -134,7 +135,7 @@ class NetworkSettings:
                     )
 
     def remembers(self, role: str) -> bool:
-        """Returns True if the network, policy or critic, has a memory."""
+        """Returns True if the policy or the critic has a memory."""
         return kind_of(self.memory) is not None and self.recurrent_networks in (role, BOTH)
 
 
@@ -143,10 +144,10 @@ def default_modules(
 ) -> dict[str, Any]:
     """Builds MLPs for actor and critic (after convolutions for images) and the action space's head.
 
-    The modules are compiled for `target`; None takes `backend.here()`.
+    The modules are compiled for `target`; None stands for `backend.here()`.
 
     Raises:
-      ConfigError: a setting has no effect on these spaces.
+      ConfigError: a setting has no effect on the environment's spaces.
     """
     settings.validate()
     whole = spaces.observation
@@ -207,10 +208,12 @@ def policy_module(
     *,
     target: Target | None = None,
 ) -> Any:
-    """Returns the policy module of a problem without critic: `policy`, or built from the settings.
+    """Returns the policy of a problem without critic.
+
+    `policy`, or a module built from the settings.
 
     Raises:
-      ConfigError: see `default_modules`; also for a setting of the critic.
+      ConfigError: as in `default_modules`; also for a setting of the critic.
     """
     settings = _require_settings(settings)
     if policy is not None:
@@ -230,10 +233,10 @@ def choose_modules(
     *,
     target: Target | None = None,
 ) -> dict[str, Any]:
-    """Returns the user's modules; each that is None is built from the settings.
+    """Returns the user's modules; each module that is None is built from the settings.
 
     Raises:
-      ConfigError: see `default_modules`; also if a setting or module is replaced by another one.
+      ConfigError: as in `default_modules`; also if another argument replaces a setting or a module.
     """
     settings = _require_settings(settings)
     if actor_critic is not None:
@@ -262,7 +265,7 @@ def choose_modules(
 
 
 def _require_settings(network: Any) -> NetworkSettings:
-    """Returns the settings, or the default for None; raises ConfigError for a module."""
+    """Returns the settings, or the default for None; raises ConfigError if given a module."""
     if network is not None and not isinstance(network, NetworkSettings):
         raise ConfigError(
             "network",
@@ -320,5 +323,5 @@ def _torso(seen: PyTree, settings: NetworkSettings, width: int, target: Target |
 
 
 def _is_image(x: jax.ShapeDtypeStruct) -> bool:
-    """Returns whether an array has height, width and channels, and space for a kernel."""
+    """Returns whether an array has height, width and channels, and is large enough for a kernel."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 3

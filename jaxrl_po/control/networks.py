@@ -22,16 +22,17 @@ Initializer = Callable[..., jax.Array]
 
 
 # Flax asks an initialiser for its shape whenever a module is applied. As a separate jitted function
-# it is traced once; before, this took 20 to 45 % of the time that JAX needs to trace PPO.
+# the initialiser is traced once; before, tracing it took 20 to 45 % of the time that JAX needs to
+# trace PPO.
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _haar(
     key: jax.Array, rows: int, columns: int, tolerance: float, max_iterations: int
 ) -> jax.Array:
     x = jax.random.normal(key, (max(rows, columns), min(rows, columns)), jnp.float32)
-    x = x / jnp.linalg.norm(x)  # Frobenius norm 1, so spectral norm at most 1 < √3
+    x = x / jnp.linalg.norm(x)  # the Frobenius norm is 1, so the spectral norm is at most 1 < √3
     identity = jnp.eye(x.shape[1])
 
-    # A GPU multiplies float32 matrices in TF32 by default, which never reaches the tolerance.
+    # A GPU multiplies float32 matrices in TF32 by default, which would never reach the tolerance.
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
     def residual(x: jax.Array) -> jax.Array:
@@ -52,20 +53,22 @@ def _haar(
 def orthogonal(
     scale: float = 1.0, *, tolerance: float = 1e-5, max_iterations: int = 100
 ) -> Initializer:
-    """Builds a Haar-distributed orthogonal initialiser that uses matrix products only.
+    """Builds an initialiser of Haar-distributed orthogonal matrices that uses matrix products only.
 
-    The polar factor of a Gaussian matrix X is Haar-distributed; Newton–Schulz,
-    `X ← 1.5 X − 0.5 X XᵀX`, converges to it from any X with spectral norm below √3. A QR
-    factorisation would do the same, but several of them in one vmapped program deadlock on the CPU.
+    The polar factor of a Gaussian matrix X is Haar-distributed; Newton–Schulz, `X ← 1.5 X − 0.5 X
+    XᵀX`, converges to the polar factor from any X with spectral norm below √3. A QR factorisation
+    would give the same distribution, but several factorisations in one vmapped program deadlock on
+    the CPU.
 
     Args:
-      scale: norm of the orthogonal vectors: the rows or the columns, whichever are fewer.
+      scale: norm of the orthogonal vectors, which are the rows or the columns, whichever are fewer.
       tolerance: largest element of `XᵀX − I` at which the iteration stops.
       max_iterations: bound for the rare ill-conditioned draw (a 64 × 64 matrix takes 21 in the
         median, 38 at worst).
 
     Returns:
-      `init(key, shape, dtype)`, which consumes `key`; axes before the last are merged into one.
+      Initialiser `init(key, shape, dtype)`, which consumes `key`; axes before the last are merged
+      into one.
 
     Example:
       >>> import jax
@@ -82,20 +85,21 @@ def orthogonal(
 
 
 def lecun_normal(scale: float = 1.0) -> Initializer:
-    """Returns Flax's default, N(0, 1 / fan-in) for every layer; `scale` is ignored."""
+    """Returns Flax's default initialiser, N(0, 1 / fan-in), for every layer; `scale` is ignored."""
     del scale
     return nn.initializers.lecun_normal()
 
 
-NARROW = 8  # columns of a kernel whose derivative `product` takes column by column
-TALL = 2  # rows over columns of a kernel from which its gradient is computed transposed
+# Largest number of columns of a kernel whose derivative `product` computes column by column.
+NARROW = 8
+TALL = 2  # smallest ratio of rows to columns of a kernel whose gradient is computed transposed
 
 
 def product_for(target: Target | None) -> Callable[..., jax.Array] | None:
-    """Returns the `dot_general` of a `nn.Dense`: `product` on a CPU, else None for XLA's own.
+    """Returns the `dot_general` of a `nn.Dense`; `product` on a CPU, otherwise None for XLA's own.
 
     Args:
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
     """
     return product if (target or backend.here()).on_cpu else None
 
@@ -105,17 +109,18 @@ def product(
 ) -> jax.Array:
     """Computes `x @ kernel`, `[E*, D]` and `[D, A]` to `[E*, A]`, for a CPU.
 
-    The gradient of the kernel is another product than XLA would choose where its CPU code is slow.
-    For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two products
+    Where XLA's CPU code is slow, the gradient of the kernel is another product than XLA would
+    choose. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two
+    products
     with a vector: a derivative with respect to a narrow kernel is therefore taken column by column.
     For a layer with many inputs and few outputs, `[D, E]` times `[E, A]` takes up to five times as
-    long as `[A, E]` times `[E, D]`, transposed afterwards, and the difference is largest with
-    several seeds at once.
+    long as `[A, E]` times `[E, D]`, whose result is then transposed, and the difference is largest
+    with several seeds at once.
 
     Args:
       x: `[E*, D]`, inputs of the layer.
       kernel: `[D, A]`, kernel of the layer.
-      dimensions: not read; always the contraction of a dense layer.
+      dimensions: unused; always the contraction of a dense layer.
       precision: precision of the product, see `jax.lax.dot_general`.
     """
     size, columns = kernel.shape
@@ -123,7 +128,7 @@ def product(
         return jnp.matmul(x, kernel, precision=precision)
     if columns <= NARROW:
         return _product(_by_columns, x, kernel)
-    # With few rows the transpose would take longer than it saves.
+    # With few rows the transpose would take longer than the faster product saves.
     if size >= TALL * columns and math.prod(x.shape[:-1]) >= 4 * columns:
         return _product(_transposed, x, kernel)
     return x @ kernel
@@ -134,7 +139,7 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _product(of_kernel: Product, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes `x @ kernel`, with the derivative in the kernel taken by `of_kernel`."""
+    """Computes `x @ kernel`, whose derivative in the kernel is computed by `of_kernel`."""
     del of_kernel
     return x @ kernel
 
@@ -150,20 +155,20 @@ def _by_columns(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    # The barrier, also in the gradient, keeps XLA from fusing the transpose into the product.
+    # The barrier, also in the gradient, prevents XLA from fusing the transpose into the product.
     return x @ jax.lax.optimization_barrier(kernel.T).T
 
 
 class Convolution(nn.Module):
-    """A convolution without padding, as one matrix product over shifted views of blocks.
+    """Convolution without padding, as one matrix product over shifted views of blocks.
 
-    Vmapped over seeds, XLA turns its own convolution into a grouped one, which is far slower on a
-    CPU.
+    Vmapped over seeds, XLA's own convolution becomes a grouped convolution, which is far slower on
+    a CPU.
 
     Attributes:
       channels: number of output channels.
       kernel: height and width of the kernel, a multiple of the stride.
-      stride: step between neighbouring positions of the kernel.
+      stride: step between neighbouring positions of the kernel, in both directions.
       initialization: initialiser of the kernel, for scale √2.
       target: platform and devices of the program, see `product_for`.
     """
@@ -184,8 +189,8 @@ class Convolution(nn.Module):
         )
         blocks = jnp.moveaxis(blocks, -4, -3).reshape(*x.shape[:-3], rows, columns, -1)
         height, width = rows - places + 1, columns - places + 1
-        # Columns first, then rows, so that fewer and longer pieces are copied. One axis of rows, so
-        # that the gradient of the kernel is a plain product under vmap too.
+        # Columns come first, then rows, so that fewer and longer pieces are copied. All rows form
+        # one axis, so that the gradient of the kernel is a plain product under vmap too.
         wide = jnp.concatenate([blocks[..., j : j + width, :] for j in range(places)], axis=-1)
         views = jnp.concatenate([wide[..., i : i + height, :, :] for i in range(places)], axis=-1)
         init = self.initialization(math.sqrt(2.0))
@@ -199,17 +204,17 @@ FRAMES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class Torso(nn.Module):
-    """The layers before a head: convolutions (for images), then an MLP.
+    """Layers before a head: convolutions (for images), then an MLP.
 
     Images of bytes are scaled to [0, 1].
 
     Attributes:
       hidden: width of each hidden layer.
-      activation: activation after each layer.
-      observation_rank: number of axes of one observation; they are flattened for the MLP, after the
-        convolutions if it has any.
-      convolutions: channels, kernel and stride of each, over observations `[H, W, C]`.
-      layer_norm: True normalises each hidden layer before its activation (Ba et al. 2016).
+      activation: function that is applied after each layer.
+      observation_rank: number of axes of one observation; the axes are flattened for the MLP, after
+        the convolutions if there are any.
+      convolutions: channels, kernel and stride of each convolution, over observations `[H, W, C]`.
+      layer_norm: True to normalise each hidden layer before its activation (Ba et al. 2016).
       initialization: initialiser of the kernels, for scale √2.
       target: platform and devices of the program, see `product_for`.
     """
@@ -240,10 +245,10 @@ class Torso(nn.Module):
 
 
 class SideBySide(nn.Module):
-    """Body for a structured observation: a module for each array, joined, then a torso.
+    """Body for a structured observation; a module for each array, joined, then a torso.
 
     Attributes:
-      parts: modules, one for each array in the order of the leaves, to features `[E*, D]`.
+      parts: modules that map to features `[E*, D]`, one for each array in the order of the leaves.
       torso: layers that read the joined features.
     """
 
@@ -298,8 +303,8 @@ class GaussianHead(nn.Module):
     Attributes:
       action_size: number of components of an action.
       initial_log_std: log σ at the start, in nats.
-      depends: True computes log σ from the features; False uses one vector for all states.
-      distribution: class of the distribution: the Gaussian, or the Gaussian squashed by tanh.
+      depends: True to compute log σ from the features; False for one vector that serves all states.
+      distribution: class of the distribution, the Gaussian or the Gaussian squashed by tanh.
       initialization: initialiser of the kernels, for scale 0.01.
       target: platform and devices of the program, see `product_for`.
     """
@@ -335,15 +340,17 @@ class ValueHead(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Network from sequences of observations to the output of a head: torso, memory, head.
+    """Network from sequences of observations to the output of a head.
+
+    It has torso, memory and head.
 
     Attributes:
-      torso: layers from observations to features.
-      head: layers from outputs of the memory to the output.
-      size: H, units of the memory.
+      torso: layers that map observations to features.
+      head: layers that map outputs of the memory to the network's output.
+      size: number H of units in the memory.
       initialization: initialiser of the memory's kernels.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
-      memory: `memory(size, initialization, target)`, see `memory.Memory`.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
+      memory: `memory(size, initialization, target)`, builds the memory, see `memory.Memory`.
     """
 
     torso: nn.Module
@@ -354,27 +361,27 @@ class Recurrent(nn.Module):
     memory: Callable[..., Memory] = gru
 
     def start(self, rows: int) -> PyTree:
-        """Returns the memory of `rows` rows before an episode, all zero."""
+        """Returns the memory of a number of rows before an episode, all zero."""
         return build_memory(self).start(rows)
 
     @nn.compact
     def __call__(
         self, memory: PyTree, observation: Any, begins: jax.Array, final: Any = None
     ) -> tuple[PyTree, Any, Any]:
-        """Runs over T steps.
+        """Runs the network over T steps.
 
         Args:
           memory: memory before the first step, leaves `[B, …]`.
-          observation: leaves `[B, T, …]`.
+          observation: observations of the steps, leaves `[B, T, …]`.
           begins: `[B, T]`, bool, True if an episode begins with the step.
           final: observations that may follow each step, leaves `[B, T, …]`, or None.
 
         Returns:
-          The memory after the last step, the head's output of batch shape `[B, T]`, and its output
-          at `final`, one step after each step.
+          Memory after the last step, the head's output of batch shape `[B, T]`, and the head's
+          output at `final`, one step after each step.
         """
 
-        # Time first, so that a loop reads each step's rows in one piece.
+        # Time comes first, so that a loop reads each step's rows in one piece.
         def features(observation: Any) -> Any:
             return self.torso(jax.tree.map(time_first, observation))
 
@@ -386,7 +393,10 @@ class Recurrent(nn.Module):
 
 
 def build_memory(network: Recurrent) -> Memory:
-    """Returns the memory of a network; raises ConfigError if its `memory` does not make one."""
+    """Returns the memory of a network.
+
+    Raises ConfigError if the network's `memory` does not build one.
+    """
     make, made = network.memory, None
     if callable(make) and not is_flax(make):
         made = make(network.size, network.initialization, network.target)
@@ -406,7 +416,7 @@ def time_first(x: jax.Array) -> jax.Array:
 
 
 class Policy(nn.Module):
-    """Policy network, observation `[E*, …]` to a distribution: a torso and a head."""
+    """Policy network, observation `[E*, …]` to a distribution; it has a torso and a head."""
 
     torso: nn.Module
     head: nn.Module
@@ -417,7 +427,10 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """Critic network, observation `[E*, …]` to a value `[E*]`, reward units: a torso and a head."""
+    """Critic network, observation `[E*, …]` to a value `[E*]`, reward units.
+
+    It has a torso and a head.
+    """
 
     torso: nn.Module
     initialization: Initialization = orthogonal
@@ -445,12 +458,14 @@ class SharedActorCritic(nn.Module):
 def hidden_matrices(network: Any) -> Callable[[PyTree], PyTree] | None:
     """Returns `params -> tree of bool`, True for each matrix from hidden units to hidden units.
 
-    A hidden matrix is the kernel of a layer between the first, which reads the observation, and the
-    head, which gives the output: of a torso all layers but its first; of a memory see
-    `memory.Memory`. The input projection of a memory is the first layer if the torso has none.
+    A hidden matrix is the kernel of a layer between the first layer, which reads the observation,
+    and the
+    head, which gives the output: in a torso all layers but its first; for a memory see
+    `memory.Memory`. The input projection of a memory is the first layer if the torso has no layers.
 
     Args:
-      network: Flax module. None is returned if it, its torso or its memory is not of this package.
+      network: Flax module of actor or critic. The result is None if the network, its torso or its
+        memory is not of this package.
     """
     of_torso = _torso_matrices(getattr(network, "torso", None))
     if type(network) not in (Policy, Critic, SharedActorCritic, Recurrent) or of_torso is None:
@@ -491,5 +506,5 @@ def _torso_matrices(torso: Any) -> Callable[[PyTree], PyTree] | None:
 
 
 def _mark(params: PyTree, hidden: bool) -> PyTree:
-    """Marks the matrices; biases and scales are vectors."""
+    """Marks the matrices; biases and scales are vectors and are not marked."""
     return jax.tree.map(lambda x: hidden and x.ndim == 2, params)

@@ -1,4 +1,4 @@
-"""Running mean and variance, as a pytree in the training state."""
+"""Tracks running mean and variance, as a pytree in the training state."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 
-MOST = 2**30  # number of vectors at which the weight of new ones stops falling
+MOST = 2**30  # number of vectors at which the weight of new vectors stops falling
 
 
 class Normalizer(NamedTuple):
     """Statistics of all vectors so far.
 
     Attributes:
-      seen: `[]`, int32, number of vectors; stays at `MOST` once it is reached.
+      seen: `[]`, int32, number of vectors; remains at `MOST` once `MOST` is reached.
       mean: `[D*]`.
-      variance: `[D*]`, ddof 0.
+      variance: `[D*]`, variance with ddof 0.
     """
 
     seen: jax.Array
@@ -25,7 +25,7 @@ class Normalizer(NamedTuple):
     variance: jax.Array
 
     def std(self) -> jax.Array:
-        """Computes the standard deviation (ddof 0) `[D*]`; 1 where there is no data yet."""
+        """Computes the standard deviation (ddof 0) `[D*]`; 1 before any data."""
         return jnp.where(self.seen > 0, jnp.sqrt(self.variance), 1.0)
 
     def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
@@ -35,7 +35,7 @@ class Normalizer(NamedTuple):
 
 
 def empty(shape: tuple[int, ...]) -> Normalizer:
-    """Returns the statistics of no data: mean 0, standard deviation 1."""
+    """Returns the statistics before any data; mean 0, standard deviation 1."""
     return Normalizer(jnp.int32(0), jnp.zeros(shape), jnp.zeros(shape))
 
 
@@ -44,17 +44,17 @@ def merge_batch(
 ) -> Normalizer:
     """Merges a batch into the statistics; the result equals one pass over all data.
 
-    A batch with a value that is not finite is left out, since it would stay in the statistics for
-    ever.
+    A batch with a value that is not finite is ignored, since the value would stay in the statistics
+    forever.
 
     Args:
       old: statistics so far.
       x: `[E*, D*]`, this device's shard of the batch.
-      mask: `[E*]`, bool, False for vectors to leave out; None includes all.
+      mask: `[E*]`, bool, False for vectors to ignore; None includes all vectors.
       axis_name: device axis to sum over, or None.
 
     Returns:
-      The merged statistics, equal on all devices (Chan, Golub & LeVeque 1983, eq. 2.1).
+      Merged statistics, equal on all devices (Chan, Golub & LeVeque 1983, eq. 2.1).
 
     Example:
       >>> merged = merge_batch(merge_batch(empty(()), jnp.array([1.0, 2.0])), jnp.array([6.0]))

@@ -1,4 +1,4 @@
-"""Control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
+"""Defines control as a `Problem`: vectorised environments, an unroll, and the critic after it."""
 
 import functools
 from typing import Any
@@ -50,7 +50,7 @@ class ControlSettings:
     )
 
 
-# Entries of the collector's sharded state: `EnvState`, and the memory of a critic that has one.
+# Entries of the collector's sharded state: `EnvState`, and the memory of a critic with memory.
 ENVIRONMENTS, CRITIC_MEMORY = "environments", "critic_memory"
 
 
@@ -70,40 +70,43 @@ def make_problem(
     axis_name: str | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a control problem: `num_envs` environments whose episodes continue across iterations.
+    """Builds a control problem with `num_envs` environments; episodes continue across iterations.
 
     Args:
-      env: gymnax ≥ 1.0 environment or one with the same interface.
-      num_envs: B, environments over all devices.
-      num_steps: T, steps of each environment in one iteration.
-      env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation `[E*, …]` to a distribution; None builds it from
-        `network` for the action space. With a `networks.Recurrent` as policy or critic, rows stay
-        whole sequences in minibatches.
-      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds it from `network`.
+      env: gymnax ≥ 1.0 environment or an environment with the same interface.
+      num_envs: number B of environments over all devices.
+      num_steps: number T of steps of each environment in one iteration.
+      env_params: parameters of the environment; None stands for its defaults.
+      policy: Flax module, observation `[E*, …]` to a distribution; None builds the module from
+        `network` for the action space. With a `networks.Recurrent` as policy or critic, rows remain
+        complete sequences in minibatches.
+      critic: Flax module, observation `[E*, …]` to a value `[E*]`; None builds the module from
+        `network`.
       actor_critic: Flax module, observation `[E*, …]` to `(distribution, value)`, which replaces
-        both, for a shared torso.
-      network: sizes and kinds of the networks that are built; None for 64 × 64 tanh perceptrons.
-      normalize_observations: True subtracts the running mean and divides by the running std (clip
-        ±10). The statistics are taken before the iteration, so that all log-probs of a batch belong
-        to the same policy.
-      scale_rewards: True divides rewards by the running std of the rolling discounted return, this
-        iteration included, or by a tenth of its |mean| if that is more, see
+        policy and critic, for a shared torso.
+      network: sizes and kinds of the networks that are built; None stands for 64 × 64 tanh
+        perceptrons.
+      normalize_observations: True to subtract the running mean and divide by the running std (clip
+        ±10). The observation statistics are those before the iteration, so that all log-probs of a
+        batch belong to the same policy.
+      scale_rewards: True to divide rewards by the running std of the rolling discounted return,
+        this iteration included, or by a tenth of the return's |mean| if that is more, see
         `advantages.scale_of`.
-      reward_discount: γ of the rolling return that scales rewards, in [0, 1].
+      reward_discount: discount γ of the rolling return that scales rewards, in [0, 1].
       axis_name: device axis that environments are sharded over, or None.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
 
     Returns:
-      The `Problem`. Its metrics `episode_return` (raw reward units) and `episode_length` (steps)
-      are means over the episodes that ended in the iteration, with count 0 if none did.
-      `frac_nonfinite` is the share of steps whose reward or next observation is not finite.
-      `frac_one_step` is the share of steps that are a whole episode: if it becomes 1, the
-      environment does not reset itself. For steps that violate the spaces see `frac_broken`.
+      `Problem` of vectorised environments. The metrics `episode_return` (raw reward units) and
+      `episode_length` (steps) are means over the episodes that ended in the iteration, with count 0
+      if no episode ended. The metric `frac_nonfinite` is the share of steps whose reward or next
+      observation is not finite. The metric `frac_one_step` is the share of steps that are a
+      complete episode: if it becomes 1, the environment does not reset itself. The function
+      `frac_broken` documents the metrics of steps that violate the spaces.
 
     Raises:
-      ConfigError: a count below 1, a discount outside [0, 1], spaces that the adapter refuses, or
-        `actor_critic` together with `policy` or `critic`.
+      ConfigError: a count is below 1, a discount is outside [0, 1], the adapter refuses a space, or
+        `actor_critic` is given together with `policy` or `critic`.
 
     Example:
       >>> import gymnax
@@ -163,15 +166,16 @@ def rollout_batch(
     collector: CollectorState,
     trajectory: unroll.EnvTrajectory,
 ) -> tuple[CollectorState, Batch]:
-    """Computes the batch of a trajectory: values of the critic and updated running statistics.
+    """Computes the batch of a trajectory, with values of the critic and updated running statistics.
 
-    `collector` is the state before the trajectory; the returned state excludes the environments.
+    The argument `collector` is the state before the trajectory; the returned state excludes the
+    environments.
     """
     transition = trajectory.transition
     ended = transition.terminated | transition.truncated
     seen = normalize(collector, trajectory.observation)
     final = normalize(collector, transition.final_observation)
-    # If an episode begins at the first step, the memories before it are already zero.
+    # If an episode begins at the first step, the memories before the step are already zero.
     begins = jnp.pad(ended[:, :-1], ((0, 0), (1, 0)))
     before: Any = collector.sharded[ENVIRONMENTS]
     critic_memory = collector.sharded.get(CRITIC_MEMORY, ())
@@ -239,12 +243,12 @@ def frac_broken(spaces: Spaces, observation: PyTree, mask: jax.Array | None = No
     Args:
       spaces: spaces of the environment, see `Spaces`.
       observation: raw observations, leaves `[B, T, …]`.
-      mask: `[B, T]`, bool, steps that count; None for all.
+      mask: `[B, T]`, bool, True for steps that count; None for all steps.
 
     Returns:
-      `frac_no_action`, steps without a legal action, if the environment has an action mask;
-      `frac_out_of_range`, steps with a discrete observation outside its range, which is read as
-      zeros, if the environment has discrete observations.
+      Metric `frac_no_action`, steps without a legal action, if the environment has an action mask;
+      `frac_out_of_range`, steps with a discrete observation outside its range, which becomes zeros,
+      if the environment has discrete observations.
     """
     metrics: Metrics = {}
     if isinstance(observation, Observation) and observation.legal is not None:

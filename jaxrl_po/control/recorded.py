@@ -1,7 +1,7 @@
-"""A control problem whose environments run on the host: its rollouts are recordings.
+"""Builds a control problem whose environments run on the host: its rollouts are recordings.
 
 The host calls the compiled `act` once per step and puts the recording of an iteration into the
-collector's state. `collect` makes the batch from it.
+collector's state. The function `collect` builds the batch from the recording.
 """
 
 from typing import Any, NamedTuple
@@ -33,25 +33,26 @@ from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.control.statistics import Statistics, normalize
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, TrainState
 
-RECORDING = "recording"  # entry of the collector's sharded state: `StepRecording`
+RECORDING = "recording"  # entry of the collector's sharded state that holds the `StepRecording`
 
 
 class StepRecording(NamedTuple):
-    """T steps of each of B environments, and the observation after them.
+    """Recording of T steps of each of B environments, and the observation after them.
 
     After an episode's end the environment takes one step that ignores its action and returns the
-    first observation of the next episode. So the observation after a step is always the true one,
-    also if the step ended an episode, and the step that ignores its action is masked.
+    first observation of the next episode. The observation after a step is therefore always the true
+    next observation, also if the step ended an episode, and the step that ignores its action is
+    masked.
 
     Attributes:
-      observation: `[B, T + 1, …]`, raw; entry t is the policy's observation at step t.
-      action: `[B, T, …]`, as sampled.
-      reward: `[B, T]`, 0 where masked.
+      observation: `[B, T + 1, …]`, raw observations; entry t is the policy's observation at step t.
+      action: `[B, T, …]`, actions as sampled.
+      reward: `[B, T]`, rewards, 0 where masked.
       terminated: `[B, T]`, bool, True if the episode ended by itself.
-      truncated: `[B, T]`, bool, True if the time limit cut it.
+      truncated: `[B, T]`, bool, True if the time limit cut the episode.
       mask: `[B, T]`, bool, False where the environment ignored the action.
-      episode_return: `[B, T]`, undiscounted return of the episode, including this step.
-      episode_length: `[B, T]`, steps of the episode, including this one.
+      episode_return: `[B, T]`, undiscounted return of the episode, including the current step.
+      episode_length: `[B, T]`, steps of the episode, including the current step.
       memory: policy's memory before the first step; () without memory.
     """
 
@@ -67,7 +68,7 @@ class StepRecording(NamedTuple):
 
 
 def with_recording(state: TrainState, recording: StepRecording) -> TrainState:
-    """Stores the recording in the state, from which the next `collect` makes its batch."""
+    """Stores the recording in the state, from which the next `collect` builds its batch."""
     return state._replace(collector=state.collector.add(sharded={RECORDING: recording}))
 
 
@@ -82,7 +83,7 @@ def recorded_from_settings(
     actor_critic: Any = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a problem that reads its rollouts from `with_recording`.
+    """Builds a problem that takes its rollouts from the state of `with_recording`.
 
     Args:
       spaces: spaces of the environment.
@@ -91,14 +92,14 @@ def recorded_from_settings(
       axis_name: device axis that environments are sharded over, or None.
       policy: Flax module that replaces the policy described by `network`, or None.
       critic: Flax module that replaces the critic described by `network`, or None.
-      actor_critic: Flax module that replaces both, as in `make_problem`.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      actor_critic: Flax module that replaces policy and critic, as in `make_problem`.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
 
     Returns:
-      The `Problem`, with the metrics of `make_problem`.
+      `Problem` with the metrics of `make_problem`.
 
     Raises:
-      ConfigError: a setting is out of its range or without effect.
+      ConfigError: a setting is out of its range or has no effect.
     """
     check(settings)
     target = target or backend.here()
@@ -129,9 +130,9 @@ def recorded_from_settings(
         observation = spaces.observe(recording.observation)
         seen = normalize(collector, observation)
         mask, ended = recording.mask, recording.terminated | recording.truncated
-        # A masked slot shows the final observation of an episode, which the policy never acts on.
+        # A masked slot holds the final observation of an episode, on which the policy never acts.
         inputs = masked.zero(seen[:, :-1], mask)
-        # An episode begins after a masked slot; before the first one, the memories are zero.
+        # An episode begins after a masked slot; before the first episode, the memories are zero.
         begins = jnp.pad(~mask[:, :-1], ((0, 0), (1, 0)))
         steps = StepRows(seen, begins, recording.memory, critic_memory)
         after, value, next_value = nets.values(params, steps, None)
@@ -176,21 +177,22 @@ def act(
     *,
     greedy: bool = False,
 ) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Computes the policy's actions, as they are recorded and as the environments play them.
+    """Computes the policy's actions, in the recorded form and in the form that environments take.
 
     Args:
       problem: problem whose policy acts.
       spaces: spaces of the environment.
-      state: source of the policy, the observation statistics and the key. The key is split as
-        `Learner.sample` splits it; step t of environment b uses `fold_in(fold_in(key, b), t)`.
+      state: state with the policy's parameters, the observation statistics and the key. The key is
+        split as `Learner.sample` splits it; step t of environment b uses `fold_in(fold_in(key, b),
+        t)`.
       memory: policy's memory, leaves `[B, …]`.
-      observation: `[B, …]`, raw.
+      observation: `[B, …]`, raw observations.
       begins: `[B]`, bool, True if an episode begins, which resets the memory.
       t: `[]`, int32, step of the iteration.
-      greedy: True takes the mode and uses no key.
+      greedy: True to take the mode, which does not use a key.
 
     Returns:
-      The next memory, actions `[B, …]` as sampled, and in the units of the environment.
+      Next memory, actions `[B, …]` as sampled, and actions in the units of the environment.
     """
     memory, distribution = actor_of(problem).act(
         state.params, state.collector, unroll.forget(memory, begins), spaces.observe(observation)

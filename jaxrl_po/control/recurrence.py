@@ -1,4 +1,7 @@
-"""A gated recurrent unit over time, with those products outside the loop that do not need it."""
+"""Computes a gated recurrent unit over time.
+
+Products that do not need the loop are outside of it.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,17 +24,17 @@ def run_gru(
 ) -> jax.Array:
     """Computes the memories after each of T steps.
 
-    `r = σ(W_r x + U_r h + b_r)`, `z = σ(W_z x + U_z h + b_z)`,
-    `n = tanh(W_n x + b_n + r ⊙ (U_n h + c))`, `h' = (1 − z) ⊙ n + z ⊙ h`
-    (Cho et al. 2014, arXiv:1406.1078, with c as in cuDNN), h set to 0 before a step that begins an
-    episode. Results equal `nn.GRUCell` in a loop.
+    The equations are `r = σ(W_r x + U_r h + b_r)`, `z = σ(W_z x + U_z h + b_z)`, `n = tanh(W_n x +
+    b_n + r ⊙ (U_n h + c))`, `h' = (1 − z) ⊙ n + z ⊙ h` (Cho et al. 2014, arXiv:1406.1078, with c as
+    in cuDNN), with h set to 0 before a step that begins an episode. The memories equal those of
+    `nn.GRUCell` in a loop.
 
     Args:
       params: parameters of a `nn.GRUCell`: W as `ir`, `iz`, `in`, U as `hr`, `hz`, `hn`.
       memory: `[B, H]`, memory before the first step.
-      features: `[T, B, D]`, inputs x.
+      features: `[T, B, D]`, inputs x of the unit.
       begins: `[T, B]`, bool, True if an episode begins with the step.
-      unroll: steps of the loop in one pass, see `backend.Target.unroll`.
+      unroll: number of steps in one pass of the loop, see `backend.Target.unroll`.
 
     Returns:
       `[T, B, H]`.
@@ -47,8 +50,9 @@ def run_gru(
     return _memories(unroll, kernels, bias, read, memory, begins)
 
 
-# Differentiated by JAX, the loop adds up the gradient of each kernel in every step. Here a step of
-# the backward pass is elementwise except for three products with the memories' cotangent, and the
+# Differentiated by JAX, the loop would add up the gradient of each kernel in every step. With this
+# derivative a step of the backward pass is elementwise except for three products with the memories'
+# cotangent, and the
 # gradient of a kernel is one product over all steps: on a CPU up to 2.7 times as fast.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _memories(unroll: int, *primals: Any) -> jax.Array:
@@ -68,7 +72,8 @@ def _memories_jvp(unroll: int, primals: Any, tangents: Any) -> tuple[jax.Array, 
         slopes, (d_r + d_read[0], d_z + d_read[1], d_n + d_bias[None])
     )
     keep = 1.0 - begins[..., None].astype(z.dtype)
-    # Transposes once, here, so that the backward pass needs no transpose.
+    # The transpose is computed once, so that the backward pass does not need a transpose in each
+    # step.
     transposed = [kernel.T for kernel in kernels]
 
     def step(dh: jax.Array, x: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Spaces: observations and actions of a policy, from the spaces of gymnax or gymnasium."""
+"""Reads spaces: observations and actions of a policy, from the spaces of gymnax or gymnasium."""
 
 import functools
 import math
@@ -17,14 +17,13 @@ LEGAL, PRIVILEGED = "action_mask", "privileged_state"
 
 
 class Observation(NamedTuple):
-    """An observation with parts that the policy's network does not read.
+    """Observation with parts that the policy's network does not read.
 
     Attributes:
       policy: inputs of the policy's network, any pytree.
-      critic: inputs of the critic, any pytree; None if it reads the policy's.
+      critic: inputs of the critic, any pytree; None if the critic reads the policy's inputs.
       legal: bool, `[A]` for A discrete actions, or for several choices one after another: True for
-        allowed actions; None if all are.
-        allowed; None if all are.
+        allowed actions; None if all actions are allowed.
     """
 
     policy: PyTree
@@ -37,18 +36,20 @@ class Observation(NamedTuple):
 
 
 class Spaces(NamedTuple):
-    """Observations and actions of a policy.
+    """Observation space and action space of a policy.
 
     Attributes:
       observation: shapes and dtypes of one observation: an array, any pytree of arrays, or an
         `Observation`.
-      num_actions: number of discrete actions, or 0.
-      action_size: number of components of a continuous action, or 0.
-      choices: options of each of several simultaneous discrete choices, or ().
-      observe: `(environment's observation) -> policy's observation`: float32, or bytes unchanged.
-      to_action: `(policy's action) -> environment's action`.
-      bounded: whether a continuous action has bounds, all of them finite.
-      classes: `(observation, leaves [E*, …]) -> one-hot vectors in it`, `[E*, …, n]` each.
+      num_actions: number of discrete actions, or 0 for other actions.
+      action_size: number of components of a continuous action, or 0 for other actions.
+      choices: number of options of each of several simultaneous discrete choices, or ().
+      observe: `(environment's observation) -> policy's observation`, converts to float32, or leaves
+        bytes unchanged.
+      to_action: `(policy's action) -> environment's action`, converts an action.
+      bounded: True if a continuous action has bounds, all of which are finite.
+      classes: `(observation, leaves [E*, …]) -> one-hot vectors`, returns the one-hot vectors in an
+        observation, `[E*, …, n]` each.
     """
 
     observation: PyTree
@@ -69,14 +70,14 @@ class Spaces(NamedTuple):
 
 
 def is_discrete(space: Any) -> bool:
-    """Returns whether a space of gymnax or gymnasium is one of finitely many numbers."""
+    """Returns whether a space of gymnax or gymnasium consists of finitely many numbers."""
     return hasattr(space, "n") and tuple(getattr(space, "shape", None) or ()) == ()
 
 
 def is_image(space: Any) -> bool:
-    """Returns whether a box holds brightness of pixels: bytes of two or more axes, 0 to 255.
+    """Returns whether a box holds brightness of pixels; bytes of two or more axes, 0 to 255.
 
-    Other bytes are read as numbers: flags, counts, a one-hot vector.
+    Other bytes are treated as numbers: flags, counts, a one-hot vector.
     """
     if getattr(space, "dtype", None) != np.uint8 or len(space.shape) < 2:
         return False
@@ -84,30 +85,33 @@ def is_image(space: Any) -> bool:
 
 
 def is_frame(x: jax.ShapeDtypeStruct) -> bool:
-    """Returns whether an observation is a frame of a video game, `[H, W, C]`, by its size."""
+    """Returns whether an observation's size is that of a frame of a video game, `[H, W, C]`."""
     return len(x.shape) == 3 and min(x.shape[:2]) >= 36
 
 
 def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     """Reads the spaces of an environment of gymnax or gymnasium.
 
-    Discrete observations become one-hot vectors; images (`is_image`) stay bytes, which the network
-    scales; everything else is float32 (float64 if JAX has it on). In a dictionary, `action_mask`
-    holds the legal actions and `privileged_state` is read by the critic only; the policy reads the
-    rest. Neither name may be used at a deeper level.
+    Discrete observations become one-hot vectors; images (`is_image`) remain bytes, which the
+    network scales; other observations become float32 (float64 if JAX enables it). In a dictionary,
+    `action_mask` holds the legal actions and only the critic reads `privileged_state`; the policy
+    reads all other entries. Neither `action_mask` nor `privileged_state` may be used at a deeper
+    level.
 
-    A continuous action is in units of the box's half range around its centre. It is clipped to the
-    box here, after the policy: the stored action stays unclipped.
+    A continuous action is in units of the box's half range around its centre. The action is clipped
+    to the
+    box after the policy: the stored action remains unclipped.
 
     Args:
       name: name of the environment, for messages.
-      observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`),
-        flags (`n`, `shape`), several classes (`nvec`), or a dictionary or tuple of such (`spaces`).
-      action_space: discrete, several discrete choices (`nvec`) or a box.
+      observation_space: discrete (`n`, and `start` if not 0), a box (`low`, `high`, `shape`), flags
+        (`n`, `shape`), several classes (`nvec`), or a dictionary or tuple of such spaces
+        (`spaces`).
+      action_space: discrete space, several discrete choices (`nvec`) or a box.
 
     Raises:
-      ConfigError: a space of another kind, an observation without elements, a space without a
-        possible action, or a mask that does not fit the actions.
+      ConfigError: a space is of another kind, an observation has no elements, a space has no
+        possible action, or a mask does not fit the actions.
     """
     read = _reader(name, observation_space)
     raw = example(observation_space)
@@ -148,10 +152,10 @@ def read_action_space(name: str, space: Any) -> Spaces:
 
 
 def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Spaces:
-    """Reads continuous actions in a box, see `read_spaces`; observations are not set.
+    """Reads continuous actions in a box, see `read_spaces`; fields of observations are not set.
 
     Raises:
-      ConfigError: the box has no components, or no action is within its bounds.
+      ConfigError: the box does not have components, or no action is within its bounds.
     """
     check_size(
         "env", math.prod(shape), part=f"{name}: number of components of the action space Box"
@@ -167,7 +171,7 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
             )
     low, high = (jnp.broadcast_to(jnp.asarray(bound, float), shape) for bound in (low, high))
     bounded = jnp.isfinite(low) & jnp.isfinite(high)
-    # Halves before adding: a sum of the largest floats would not be finite.
+    # Bounds are halved before they are added: a sum of the largest floats would not be finite.
     centre = jnp.where(bounded, 0.5 * low + 0.5 * high, 0.0)
     half_range = jnp.where(bounded, 0.5 * high - 0.5 * low, 1.0)
 
@@ -184,7 +188,7 @@ def box_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Space
 
 
 def check_observation(name: str, observation: PyTree, spaces: Spaces) -> None:
-    """Raises ConfigError if policy or critic has no input, or legal actions do not fit actions."""
+    """Raises ConfigError if policy or critic has no input, or legal actions do not fit."""
     seen = observation if isinstance(observation, Observation) else Observation(observation)
     for part in (seen.policy, seen.seen_by_critic()):
         if not sum(math.prod(x.shape) for x in jax.tree.leaves(part)):
@@ -238,7 +242,7 @@ def _reader(name: str, space: Any, inside: bool = False) -> Callable[[Any], PyTr
 
 
 def _classes(space: Any, seen: PyTree) -> list[jax.Array]:
-    """Returns the one-hot vectors in observations of a space, as `_reader` returns them."""
+    """Returns the one-hot vectors in observations of a space, in the form of `_reader`."""
     parts = _parts(space)
     if parts is None:
         return [seen] if is_discrete(space) else []

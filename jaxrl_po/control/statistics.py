@@ -1,4 +1,4 @@
-"""Running statistics of a problem: normalised observations and scaled rewards."""
+"""Maintains running statistics of a problem: normalised observations and scaled rewards."""
 
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from jaxrl_po.control.normalizer import Normalizer
 from jaxrl_po.control.spaces import Observation, is_frame
 from jaxrl_po.types import CollectorState, PyTree
 
-# Entries of the collector's state, see `CollectorState`. If rewards are scaled, the sharded state
-# has the rolling discounted return `[B]`.
+# Names of entries in the collector's state, see `CollectorState`. If rewards are scaled, the
+# sharded state has the rolling discounted return `[B]`.
 ROLLING_RETURN = "rolling_return"
-# The replicated state has a `Normalizer` of raw observations if they are normalised (a tree of them
-# for a structured observation, with () for images that are not frames, see `is_frame`), and one of
-# the rolling discounted return if rewards are scaled.
+# The replicated state has a `Normalizer` of raw observations if they are normalised (a tree of
+# `Normalizer`s for a structured observation, with () for images that are not frames, see
+# `is_frame`), and a `Normalizer` of the rolling discounted return if rewards are scaled.
 OBSERVATION_STATISTICS = "observation_statistics"
 RETURN_STATISTICS = "return_statistics"
 
@@ -27,9 +27,10 @@ class Statistics(NamedTuple):
     """Statistics that a problem maintains in its collector.
 
     Attributes:
-      normalize_observations: True maintains statistics of observations, see `normalize`.
-      scale_rewards: True maintains statistics of the rolling discounted return, to scale rewards.
-      discount: γ of the rolling return, in [0, 1].
+      normalize_observations: True to maintain statistics of observations, see `normalize`.
+      scale_rewards: True to maintain statistics of the rolling discounted return, which scale
+        rewards.
+      discount: discount γ of the rolling return, in [0, 1].
       target: platform and devices of the program.
       axis_name: device axis that environments are sharded over, or None.
     """
@@ -41,14 +42,14 @@ class Statistics(NamedTuple):
     axis_name: str | None = None
 
     def init(self, observation: PyTree, num_envs: int) -> CollectorState:
-        """Returns the entries of the collector's state before any data.
+        """Returns the statistics' entries of the collector's state before any data.
 
         Args:
           observation: shapes and dtypes of one observation.
-          num_envs: B, number of environments.
+          num_envs: number B of environments.
 
         Raises:
-          ConfigError: observations have no entry to normalise.
+          ConfigError: observations do not have an entry to normalise.
         """
         sharded: dict[str, PyTree] = {}
         replicated: dict[str, PyTree] = {}
@@ -77,18 +78,19 @@ class Statistics(NamedTuple):
         ended: jax.Array,
         mask: jax.Array | None = None,
     ) -> tuple[CollectorState, jax.Array]:
-        """Merges one iteration into the statistics, and scales its rewards by them.
+        """Merges one iteration into the statistics, and scales the iteration's rewards by them.
 
         Args:
           collector: collector's state with the entries of `init`.
           observation: raw observations, leaves `[B, T, …]`.
-          reward: `[B, T]`, raw.
+          reward: `[B, T]`, raw rewards.
           ended: `[B, T]`, bool, True where an episode ended.
           mask: `[B, T]`, bool, False in slots without a sample, where reward and `ended` are 0;
             None if all slots hold samples.
 
         Returns:
-          The collector, and rewards `[B, T]`, in units of the return's std where they are scaled.
+          Collector's state, and rewards `[B, T]`, in units of the return's std if rewards are
+          scaled.
         """
         sharded, replicated = dict(collector.sharded), dict(collector.replicated)
         if self.scale_rewards:
@@ -111,7 +113,7 @@ class Statistics(NamedTuple):
 
 
 def normalize(collector: CollectorState, observation: PyTree) -> PyTree:
-    """Returns the networks' input: the observation, normalised where statistics exist."""
+    """Returns the networks' input, the observation, normalised where statistics exist."""
     statistics = collector.replicated.get(OBSERVATION_STATISTICS)
     if statistics is None:
         return observation
@@ -131,7 +133,7 @@ def _networks_inputs(observation: PyTree) -> PyTree:
 
 
 def _each(kept: Any, left: Any, statistics: PyTree, observation: PyTree) -> PyTree:
-    """Maps arrays with statistics by `kept`, bytes as [0, 1], and all other arrays by `left`."""
+    """Maps arrays with statistics by `kept`, bytes to [0, 1], and all other arrays by `left`."""
 
     def each(statistic: Any, x: jax.Array) -> Any:
         if not isinstance(statistic, Normalizer):

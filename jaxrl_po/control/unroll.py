@@ -1,4 +1,4 @@
-"""Rollouts of a policy: a fixed number of steps for training, complete episodes for evaluation."""
+"""Runs rollouts of a policy: fixed numbers of steps for training, full episodes for evaluation."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jaxrl_po.control.actor import play
 from jaxrl_po.control.environment import Environment, Transition, shapes, step_all
 from jaxrl_po.types import Distribution, PyTree
 
-# `policy(memory, observation) -> (memory, distribution)`, for B rows.
+# `policy(memory, observation) -> (memory, distribution)`, acts for B rows.
 Policy = Callable[[PyTree, PyTree], tuple[PyTree, Distribution]]
 
 
@@ -24,10 +24,10 @@ class EnvState(NamedTuple):
     """State of B environments, leaves `[B, …]`.
 
     Attributes:
-      number: `[B]`, int32, index of the environment over all devices; its random numbers depend on
-        it.
+      number: `[B]`, int32, index of the environment over all devices, on which its random numbers
+        depend.
       state: environment's internal state.
-      observation: current raw observation.
+      observation: current raw observation of the environment.
       episode_return: `[B]`, undiscounted return of the current episode so far.
       episode_length: `[B]`, steps of the current episode so far.
       memory: policy's memory, zero at an episode's start; () without memory.
@@ -42,15 +42,15 @@ class EnvState(NamedTuple):
 
 
 class EnvTrajectory(NamedTuple):
-    """T steps of each environment, leaves `[B, T, …]`.
+    """Trajectory of T steps of each environment, leaves `[B, T, …]`.
 
     Attributes:
-      observation: raw observation that the policy saw.
+      observation: raw observation that the policy received.
       distribution: policy's distribution at the observation.
-      action: action as sampled.
-      transition: output of the environment.
-      episode_return: `[B, T]`, undiscounted return of the episode, including this step.
-      episode_length: `[B, T]`, steps of the episode, including this one.
+      action: action of the policy as sampled.
+      transition: transition that the environment returned.
+      episode_return: `[B, T]`, undiscounted return of the episode, including the current step.
+      episode_length: `[B, T]`, steps of the episode, including the current step.
       state: environment's internal state at the observation, or None unless states are stored.
     """
 
@@ -75,7 +75,7 @@ def start(
     """Resets one environment per entry of `index` `[B]`; consumes `key`.
 
     Raises:
-      ConfigError: the observation does not have the shapes of the spaces.
+      ConfigError: the observation does not have the shapes of the environment's spaces.
     """
     observation, state = jax.vmap(environment.reset)(row_keys(key, index))
     seen = shapes(jax.tree.map(lambda x: x[0], observation))
@@ -90,7 +90,7 @@ def start(
 
 
 def choose_actions(distribution: Distribution, keys: jax.Array, *, greedy: bool) -> jax.Array:
-    """Chooses actions `[B, …]`: modes, or samples with one key (consumed) per row."""
+    """Chooses actions `[B, …]`, modes, or samples with one key (consumed) per row."""
     if greedy:
         return distribution.mode()
     return jax.vmap(lambda one, key: one.sample(key))(distribution, keys)
@@ -117,18 +117,18 @@ def unroll(
 
     Args:
       environment: environment to step, see `Environment`.
-      policy: policy that acts, see `Policy`; its memory is reset where episodes end.
-      envs: state of the environments before.
+      policy: function that acts, see `Policy`; its memory is reset where episodes end.
+      envs: state of the environments before the first step.
       key: PRNG key, consumed; step t of environment b uses `fold_in(fold_in(key, b), t)`.
-      num_steps: T, number of steps.
+      num_steps: number T of steps.
       target: platform and devices of the program; None takes operations that suit every platform.
-      first: t of the first step, to continue with the same key after an earlier call; other than 0
-        only for an environment without `refresh`.
-      keep_states: True stores the internal states in the trajectory, as starts of branches.
-      greedy: True takes the mode; False samples.
+      first: index t of the first step, to continue with the same key after an earlier call; other
+        than 0 only for an environment without `refresh`.
+      keep_states: True to store the internal states in the trajectory, as starts of branches.
+      greedy: True to take the mode; False to sample.
 
     Returns:
-      The state afterwards, and the trajectory `[B, T, …]`.
+      State of the environments after the steps, and the trajectory `[B, T, …]`.
     """
     keys = row_keys(key, envs.number)
 
@@ -161,8 +161,8 @@ def unroll(
             envs.state if keep_states else None,
         )
 
-    # Random numbers and initial states are computed before the loop: drawn in each step, they cost
-    # more than the environment itself.
+    # Random numbers and initial states are computed before the loop: drawn in each step, they would
+    # cost more than the environment itself.
     at_a_time = 1 if target is None else target.unroll(8)
     run = functools.partial(hoisting.scan, step, unroll=at_a_time)
     if environment.refresh is None or not num_steps:
@@ -187,7 +187,7 @@ def _with_refresh(
     assert refresh is not None
 
     def window(envs: EnvState, times: jax.Array) -> tuple[EnvState, EnvTrajectory]:
-        # A different stream from step t's, which folds in t itself.
+        # The stream of random numbers differs from the stream of step t, which folds in t itself.
         draw = jax.vmap(lambda key: jax.random.fold_in(key, times[0] + num_steps))(keys)
         return run(envs._replace(state=jax.vmap(refresh)(draw, envs.state)), times)
 
@@ -221,20 +221,20 @@ def episodes(
     greedy: bool = True,
     memory: PyTree = (),
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Plays one whole episode in each of `num_episodes` environments.
+    """Plays one complete episode in each of `num_episodes` environments.
 
     Args:
       environment: environment to step, see `Environment`.
-      policy: policy that acts, see `Policy`.
+      policy: function that acts, see `Policy`.
       key: PRNG key, consumed; the same key gives the same initial states.
-      num_episodes: B, number of environments.
-      max_steps: maximum length; an episode still running then is cut there.
-      greedy: True takes the mode; False samples.
+      num_episodes: number B of environments.
+      max_steps: largest length; an episode that is still running at this length is cut.
+      greedy: True to take the mode; False to sample.
       memory: policy's memory at an episode's start.
 
     Returns:
-      Undiscounted returns `[B]`, lengths `[B]` in steps, and `[B]`, bool, whether each episode
-      ended by itself, by termination or truncation, within `max_steps`.
+      Undiscounted returns `[B]`, lengths `[B]` in steps, and flags `[B]`, True if the episode ended
+      by itself, by termination or truncation, within `max_steps`.
     """
     reset_key, step_key = jax.random.split(key)
     index = jnp.arange(num_episodes, dtype=jnp.int32)
@@ -249,7 +249,8 @@ def episodes(
         episode_return: jax.Array
         episode_length: jax.Array
 
-    # Environments whose episode has ended keep stepping, with `alive` False, until all have.
+    # Environments whose episode has ended continue to step, with `alive` False, until all episodes
+    # have ended.
     def unfinished(playing: Playing) -> jax.Array:
         return playing.alive.any() & (playing.t < max_steps)
 

@@ -32,19 +32,20 @@ class VineSettings:
     )
     num_branches: int = static(
         0,
-        "branches of each such state, one action each; 0 tries every action (discrete only)",
+        "branches of each chosen state, one action each; 0 tries every action (discrete "
+        "actions only)",
         within=NON_NEGATIVE,
     )
     horizon: int = static(
         64,
-        "maximum steps of a branch; nothing is bootstrapped after it",
+        "maximum steps of a branch; no value is bootstrapped after the last step",
         unit="steps",
         within=COUNT,
     )
     discount: float = static(0.99, "γ of the return of a branch", within=UNIT)
 
     def steps(self, num_actions: int) -> int:
-        """Returns the environment steps per iteration, in trunks and branches."""
+        """Returns the number of environment steps per iteration, in trunks and branches."""
         return self.num_envs * (
             self.num_steps + self.num_states * (self.num_branches or num_actions) * self.horizon
         )
@@ -64,35 +65,38 @@ def make_vine(
     network: NetworkSettings | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a control problem that estimates `Q̂(s, a)` from K branches at each of some states.
+    """Builds a control problem that estimates `Q̂(s, a)` from K branches at some states.
 
     The K branches of a state differ in their first action and share all other random numbers. A
-    row is one branch, as a single step: its reward is Q̂, the discounted return of the branch, and
-    its value V̂, the mean of Q̂ over the state's actions under the policy, so that any estimator
-    gives `Q̂ − V̂`. The problem has no critic.
+    row is one branch, as a single step: the row's reward is Q̂, the discounted return of the
+    branch, and its value V̂, the mean of Q̂ over the state's actions under the policy, so that any
+    estimator gives `Q̂ − V̂`. The problem has no critic.
 
-    With every action tried once, the proposal μ is uniform and the problem not on-policy:
-    `mean(π / μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG
-    maximise; methods without that ratio refuse it. Sampled actions are on-policy, for eq. 18
+    With every action tried once, the proposal μ is uniform and the problem not on-policy: `mean(π /
+    μ · A)` is `mean_n Σ_k π(a_k|s_n) A_nk`, the paper's eq. 17, which TRPO and NPG maximise;
+    methods without the ratio π / μ refuse the problem. Sampled actions are on-policy, for eq. 18
     (`losses.self_normalized_surrogate`) or any method.
 
     Args:
-      env: gymnax ≥ 1.0 environment or one with the same interface, whose state is a pytree.
+      env: gymnax ≥ 1.0 environment or an environment with the same interface, whose state is a
+        pytree.
       num_envs: number of trunks, over all devices.
-      num_steps: steps of each trunk per iteration.
-      num_states: states of each trunk from which branches start, drawn without replacement.
-      num_branches: K, number of actions sampled from the policy in each such state; 0 takes every
-        action once (discrete actions only).
-      horizon: maximum steps of a branch, including its first action; no value is bootstrapped after
-        it.
-      discount: γ of the return of a branch, in [0, 1].
-      env_params: parameters of the environment; None takes its defaults.
-      policy: Flax module, observation to a distribution; None builds it from `network`.
-      network: size and kind of the policy that is built; None for a 64 × 64 tanh perceptron.
-      target: platform and devices of the compiled program; None takes `backend.here()`.
+      num_steps: number of steps of each trunk per iteration.
+      num_states: number of states of each trunk from which branches start, drawn without
+        replacement.
+      num_branches: number K of actions sampled from the policy in each state with branches; 0 takes
+        every action once (discrete actions only).
+      horizon: largest number of steps of a branch, including its first action; no value is
+        bootstrapped after the horizon.
+      discount: discount γ of a branch's return, in [0, 1].
+      env_params: parameters of the environment; None stands for its defaults.
+      policy: Flax module, observation to a distribution; None builds the module from `network`.
+      network: size and kind of the policy that is built; None stands for a 64 × 64 tanh perceptron.
+      target: platform and devices of the compiled program; None stands for `backend.here()`.
 
     Returns:
-      The `Problem`; `score` `[num_envs · num_states, K]` is Q̂. Metrics are measured on the trunks.
+      `Problem` whose `score` `[num_envs · num_states, K]` is Q̂. The metrics are measured on the
+      trunks.
       Source: Schulman et al. 2015 (TRPO), section 5.2.
 
     Raises:
@@ -154,10 +158,11 @@ def make_vine(
 
 
 def count_branches(num_actions: int, num_branches: int) -> int:
-    """Returns the number of branches per state: `num_branches`, or if that is 0 one per action.
+    """Returns the number of branches per state, `num_branches`, or one per action if that is 0.
 
     Raises:
-      ConfigError: fewer than two branches, or 0 for actions that cannot be listed.
+      ConfigError: there are fewer than two branches, or `num_branches` is 0 for actions that cannot
+        be listed.
     """
     if num_branches == 0 and not num_actions:
         raise ConfigError(
@@ -182,9 +187,9 @@ def grow(
 
     Args:
       environment: environment of trunks and branches.
-      act: policy that acts, see `unroll.unroll`.
+      act: function that acts, see `unroll.unroll`.
       sizes: sizes of the vine.
-      branches: K, number of branches of a state.
+      branches: number K of branches of a state.
       envs: states in which the trunks begin, `[B, …]`.
       key: PRNG key, consumed.
       target: platform and devices of the program.
@@ -205,7 +210,7 @@ def grow(
     states, observation, distribution = jax.tree.map(
         repeat, (trunk.state, trunk.observation, trunk.distribution)
     )
-    # Keys belong to the state, not the branch: branches of a state draw the same numbers.
+    # Keys belong to the state, not to the branch: branches of a state draw the same numbers.
     state_index = jnp.repeat(
         (
             envs.number[:, None] * num_states + jnp.arange(num_states, dtype=jnp.int32)[None, :]
@@ -219,7 +224,7 @@ def grow(
         action = branch
         columns = {"sampler_log_prob": jnp.full((branch.shape[0], 1), -jnp.log(branches))}
     else:
-        # Only the first action is drawn independently in the branches of a state.
+        # only the first action is drawn independently in the branches of a state
         keys = jax.vmap(jax.random.fold_in)(unroll.row_keys(action_key, state_index), branch)
         action = unroll.choose_actions(distribution, keys, greedy=False)
     log_prob = distribution.log_prob(action)
@@ -270,11 +275,12 @@ def branch_returns(
 
     Args:
       environment: environment of the branches.
-      act: policy that chooses all actions after the first, see `unroll.unroll`.
+      act: function that chooses all actions after the first, see `unroll.unroll`.
       sizes: sizes of the vine.
-      state_index: `[N]`; branches with one index draw the same random numbers.
+      state_index: `[N]`, index of each branch's state; branches with one index draw the same random
+        numbers.
       states: states of the environment, `[N, …]`.
-      action: first action, `[N, …]`, in the environment's form.
+      action: first action of each branch, `[N, …]`, in the environment's form.
       key: PRNG key, consumed.
       target: platform and devices of the program.
     """

@@ -1,9 +1,9 @@
 """Attention of the last positions of each row to its columns: by two products, or in one kernel.
 
-A fused kernel stores blocks of the scores, with their running maximum and sum, and never all
-`[B, H, R, S]`; its backward pass recomputes them (Dao et al. 2022, arXiv:2205.14135).
+A fused kernel stores blocks of the scores, with their running maximum and sum, and never all `[B,
+H, R, S]`; the kernel's backward pass recomputes the blocks (Dao et al. 2022, arXiv:2205.14135).
 
-Shape suffixes are explained in `transformer`.
+The module `transformer` explains the shape suffixes.
 """
 
 import functools
@@ -22,8 +22,8 @@ Kernel = Callable[..., jax.Array]
 """`kernel(qkv, pad_B, window=0, scale=1.0) -> [B, R, H, C]`, computes attention."""
 
 BLOCKS = (512, 256, 128)
-"""Block sizes of splash attention, in columns; the largest that divides the row is used. The kernel
-reads 128 columns at once."""
+"""Block sizes of splash attention, in columns; the largest size that divides the row is used. The
+kernel reads 128 columns at once."""
 
 LARGEST = 128
 """Largest head size that cuDNN supports on every GPU; head sizes are multiples of 8."""
@@ -33,11 +33,12 @@ class AttentionMask(NamedTuple):
     """Columns, among the S of a row, that the row's last R positions attend to.
 
     Attributes:
-      mask_BxRxS: True for columns attended to, bool; it follows from the other fields.
-      pad_B: columns of padding on the left, int32; no position attends to them.
-      window: number of positions that each attends to, its own included; 0 for all up to its own.
+      mask_BxRxS: True for columns attended to, bool; determined by the other fields.
+      pad_B: number of padding columns on the left, int32; no position attends to padding.
+      window: number of positions that each position attends to, its own included; 0 for all
+        positions up to its own.
       windows: possible values of `window`, ascending.
-      kernel: fused kernel, which does not use the mask; None for two products.
+      kernel: fused kernel, which does not use the mask; None for attention by two products.
     """
 
     mask_BxRxS: jax.Array
@@ -68,7 +69,8 @@ def by_products(qkv: Qkv, mask_BxRxS: jax.Array, scale: float) -> jax.Array:
     scores_BxKxGxRxS = jnp.einsum("brkgc,bksc->bkgrs", q_BxRxKxGxC, k_BxKxSxC)
     dtype = scores_BxKxGxRxS.dtype
     scores_BxKxGxRxS = scale * scores_BxKxGxRxS.astype(jnp.promote_types(dtype, jnp.float32))
-    # A finite number: all columns of a padding row are masked, which would give NaN with −∞.
+    # The mask value is finite: all columns of a padding row are masked, which would give NaN with
+    # −∞.
     scores_BxKxGxRxS = jnp.where(mask_BxRxS[:, None, None], scores_BxKxGxRxS, -1e30)
     weights_BxKxGxRxS = jax.nn.softmax(scores_BxKxGxRxS).astype(dtype)
     # The transpose comes after the product, which would otherwise read V down its columns.
@@ -80,7 +82,8 @@ def splash(
     qkv: Qkv, pad_B: jax.Array, *, window: int = 0, scale: float = 1.0, interpret: bool = False
 ) -> jax.Array:
     """Computes `attend` by a TPU's kernel; `interpret` runs it elsewhere, step by step."""
-    # Imported here: at the top, it would delay the start of every run by a third of a second.
+    # The import is inside the function: at the top, it would delay the start of every run by a
+    # third of a second.
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     (_, read, heads, _), columns = qkv[0].shape, qkv[1].shape[2]
@@ -114,7 +117,8 @@ def cudnn(
     """Computes `attend` by cuDNN; `by="xla"` computes the same on other hardware."""
     read, columns = qkv[0].shape[1], qkv[1].shape[2]
     shift = jax.vmap(functools.partial(jnp.roll, axis=0))
-    # cuDNN's masks count from the first column: padding moves behind all positions, out of reach.
+    # cuDNN's masks count from the first column: padding is therefore moved behind all positions,
+    # out of reach.
     q, k, v = (
         shift(_longer(x_BxNxHxC, 1, columns), -pad_B)
         for x_BxNxHxC in (qkv[0], qkv[1].swapaxes(1, 2), qkv[2].swapaxes(1, 2))

@@ -1,6 +1,6 @@
 """Blocks of a transformer: attention and MLP, each added to the residual stream.
 
-Shape suffixes and `dtype` are explained in `transformer`.
+The module `transformer` explains shape suffixes and `dtype`.
 """
 
 import functools
@@ -19,13 +19,13 @@ from jaxrl_po.language.rope import rotate
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to the residual stream.
+    """Transformer block of attention, then an MLP, each added to the residual stream.
 
     Attributes:
       attention: `(name=…) -> Attention`, builds the attention module.
       mlp: `(name=…) -> Mlp`, builds the MLP.
       norm: `(name=…) -> RMSNorm`, builds a norm.
-      post_norms: whether attention and MLP also pass a norm before they are added, see
+      post_norms: True if attention and MLP also pass a norm before they are added, see
         `Transformer`.
       constrain: sharding constraint on the activations `[M, D]`, see `Transformer`.
     """
@@ -89,10 +89,11 @@ class Attention(nn.Module):
       kv_heads: number K of key/value heads.
       size: size C of a head.
       dtype: type of the matrix products.
-      bias: whether queries, keys and values have biases.
-      norm_epsilon: epsilon of the RMSNorm over each head's queries and keys; None to disable it.
+      bias: True if queries, keys and values have biases.
+      norm_epsilon: epsilon of the RMSNorm over each head's queries and keys; None disables the
+        norm.
       scale: scale of the attention scores.
-      lora: low-rank adapters, see `Transformer`; None to disable.
+      lora: low-rank adapters, see `Transformer`; None to disable adapters.
     """
 
     heads: int
@@ -115,7 +116,7 @@ class Attention(nn.Module):
         number: jax.Array | None = None,
         shared: int = 0,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Attends from the last R new tokens to cached and new tokens; caches all new ones.
+        """Attends from the last R new tokens to cached and new tokens; caches all new tokens.
 
         If the cache contains all blocks, `number` is the index of this block.
 
@@ -185,7 +186,10 @@ class Attention(nn.Module):
         return Linear(heads * self.size, self.dtype, self.lora, self.bias, name=name)
 
     def _normed(self, x_MxHC: jax.Array, name: str) -> jax.Array:
-        """Splits the last axis into heads, `[M, H, C]`, and normalises each head if enabled."""
+        """Splits the last axis into heads, `[M, H, C]`.
+
+        Normalises each head if the norm is enabled.
+        """
         x_MxHxC = x_MxHC.reshape(x_MxHC.shape[0], -1, self.size)
         if self.norm_epsilon is None:
             return x_MxHxC
@@ -204,7 +208,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x_MxD: jax.Array) -> jax.Array:
-        """Maps `[M, D]` to itself through width F."""
+        """Maps `[M, D]` to `[M, D]` through a hidden layer of width F."""
         up_MxF = self._linear(self.hidden, "up")(x_MxD)
         h_MxF = (
             self.activation(self._linear(self.hidden, "gate")(x_MxD)) * up_MxF
@@ -258,7 +262,7 @@ Join = Callable[[Pair], tuple[Pair, Any]]
 def _cached(
     cache: Pair | None, start: jax.Array | int, number: jax.Array | None, new: Pair
 ) -> tuple[Pair, Pair | None]:
-    """Joins new columns to earlier ones and returns the extended cache; see `Join`."""
+    """Joins new columns to earlier columns; returns them and the extended cache, see `Join`."""
     if cache is None:
         return new, None
     (keys, k_BxKxSxC), (values, v_BxKxSxC) = (
@@ -268,7 +272,7 @@ def _cached(
 
 
 def _behind(shared: Pair, new: Pair) -> Pair:
-    """Joins the shared columns, repeated for the members of a group, to each member's own."""
+    """Joins the shared columns, repeated for a group's members, to each member's own columns."""
     keys, values = (
         jnp.concatenate([jnp.repeat(of_group, own.shape[0] // of_group.shape[0], axis=0), own], 2)
         for of_group, own in zip(shared, new, strict=True)
@@ -279,7 +283,10 @@ def _behind(shared: Pair, new: Pair) -> Pair:
 def _extend(
     held: jax.Array, new_BxKxNxC: jax.Array, start: jax.Array | int, number: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Writes new columns into the cache from `start`; returns it and this block's part of it."""
+    """Writes new columns into the cache from `start`.
+
+    Returns the cache and this block's part of it.
+    """
     if number is None:
         held = jax.lax.dynamic_update_slice_in_dim(held, new_BxKxNxC, start, axis=2)
         return held, held

@@ -17,10 +17,10 @@ from jaxrl_po.types import PyTree
 
 
 def check_budget(task: TaskLike, max_new_tokens: int) -> int:
-    """Returns the token budget; 0 takes the length of the task's longest answer.
+    """Returns the token budget; a budget of 0 stands for the length of the task's longest answer.
 
     Raises:
-      ConfigError: the budget is below that length, or is not a whole number.
+      ConfigError: the budget is below the longest answer, or is not a whole number.
     """
     budget = check_size("max_new_tokens", max_new_tokens, NON_NEGATIVE) or task.answer_length
     if budget < task.answer_length:
@@ -72,7 +72,7 @@ def check_parameters(model: Transformer, params: PyTree, name: str = "initial") 
 
 
 def check_adapters(model: Transformer) -> None:
-    """Raises ConfigError if a model's adapters are invalid, or the model lacks their matrices."""
+    """Raises ConfigError if a model's adapters are invalid or target matrices that it lacks."""
     adapters: lora.Lora | None = getattr(model, "lora", None)
     if adapters is None:
         return
@@ -85,7 +85,7 @@ def check_adapters(model: Transformer) -> None:
 
 
 def check_attention(model: Transformer | None, target: Target) -> None:
-    """Raises ConfigError if fused attention is requested and the target lacks a kernel for it."""
+    """Raises ConfigError if fused attention is requested and the target lacks a kernel."""
     if model is None or not getattr(model, "fused_attention", False):
         return
     found = model.clone(target=target).fused

@@ -1,4 +1,4 @@
-"""Conversations under jit: one decode loop whose rows progress independently of each other."""
+"""Samples conversations under jit: one decode loop, whose rows progress independently."""
 
 import functools
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ class Turn(NamedTuple):
     Attributes:
       state: state of the environment.
       message: tokens of the message that the row is writing, `[B, M]`.
-      written: number of tokens written of that message, `[B]`.
+      written: number of tokens of the message that have been written, `[B]`.
       reply: reply to the previous message.
-      read: number of tokens of that reply that the policy has read, `[B]`.
+      read: number of tokens of the reply that the policy has read, `[B]`.
       turns: number of complete messages, `[B]`.
       done: True if the environment has ended the dialogue, `[B]`, bool.
       matched: state of the stop strings in the message, see `Ends.begin`.
@@ -57,8 +57,8 @@ def converse(
     """Samples `group_size` dialogues from each of P starting states.
 
     Each step of the loop feeds every row one token: the next token of its pending reply, or a
-    sampled token. No row waits for another to finish its turn, and a row that reads does not slow
-    down one that writes.
+    sampled token. A row does not wait for another row to finish its turn, and a row that reads does
+    not slow down a row that writes.
 
     Args:
       model: transformer of the policy.
@@ -67,16 +67,16 @@ def converse(
       prompt: prompts, tokens `[P, L]` and pad `[P]`.
       state: states that `reset` returned with the prompts, leaves `[P, …]`.
       keys: keys `[P]`, typed or raw, consumed. Token t is counted from the end of the prompt,
-        replies included; member g draws it with `fold_in(fold_in(key, g), t)`, and the reply to the
-        message that token t ends with t + N in place of t.
+        replies included; member g draws token t with `fold_in(fold_in(key, g), t)`, and the reply
+        to a message that ends with token t has t + N in place of t.
       group_size: dialogues per starting state, G.
       decoding: sampling filters and the token budget of one message, above 0, see `Decoding`.
-      greedy: whether to write the most likely tokens.
+      greedy: True to write the most likely tokens.
       noise: std of the noise on the logits, see `sampling.draw`.
-      with_kept: whether to record the tokens that each token was drawn from.
+      with_kept: True to record the tokens that each token was drawn from.
 
     Returns:
-      The conversations.
+      Sampled dialogues as `Conversations`.
     """
     budget, prompt_length = decoding.max_new_tokens, prompt.tokens.shape[1]
     columns = dialogue.longest(budget)
@@ -136,7 +136,7 @@ def _emit(
     logits: jax.Array,
     rows: DecodeRows,
 ) -> DecodeRows:
-    """Emits token t of every row: of its reply, sampled, or PAD once its dialogue is over."""
+    """Emits token t of every row: of its reply, sampled, or PAD once the row's dialogue is over."""
     (turn, said), budget = rows.own, decoding.max_new_tokens
     token, log_prob, kept = sampling.draw(
         logits, rows.keys, t, decoding, greedy=greedy, noise=noise

@@ -1,7 +1,7 @@
-"""Steps of conversations as separate programs: other code replies between writing and reading.
+"""Splits conversations into separate programs: other code replies between writing and reading.
 
-All steps share one cache. A row has no gaps: every row is at its own column, so that its tokens are
-laid out as in a batch of dialogues.
+All steps share one cache. A row does not have gaps: every row is at its own column, so that its
+tokens are laid out as in a batch of dialogues.
 """
 
 import operator
@@ -25,7 +25,7 @@ class DialogueRows(NamedTuple):
       pad: padding tokens on the left, `[B]`, int32.
       length: tokens after the prompt, `[B]`, int32.
       logits: logits of the next token, valid after reading, `[B, V]`.
-      cache: keys and values of all tokens; the last token may be missing.
+      cache: keys and values of all tokens; those of the last token may be missing.
       keys: typed keys, `[B]`; token t after the prompt is drawn with `fold_in(key, t)`.
       log_prob: log-probabilities of the sampled tokens, `[B, N]`, nats.
       sampled: True for tokens that the policy sampled, `[B, N]`, bool.
@@ -50,7 +50,8 @@ class DialogueRows(NamedTuple):
         return self.tokens.shape[1] - self.sampled.shape[1]
 
 
-# Mask `[B]` of the rows that write, state of `Ends`, and all rows with logits of the first token.
+# Triple of the mask `[B]` of rows that write, the state of `Ends`, and all rows with logits of the
+# first token.
 Writing = tuple[jax.Array, Any, DialogueRows]
 
 
@@ -75,7 +76,7 @@ def begin(
       keys: typed keys `[B]` that draw the tokens, see `DialogueRows`.
       columns: number N of columns after the prompt.
       pad_token: id that fills these columns.
-      decoding: the same `Decoding` that is passed to `write_messages`.
+      decoding: sampling settings, the same `Decoding` that `write_messages` gets.
     """
     rows, prompt_length = prompt.shape
     logits, cache, pad = sampling.prefill(
@@ -115,10 +116,10 @@ def write_messages(
       writes: True for the rows that write, `[B]`, bool.
       decoding: sampling filters and the token budget of one message, above 0.
       ends: tokens and strings that end a message.
-      greedy: whether to write the most likely tokens.
+      greedy: True to write the most likely tokens.
 
     Returns:
-      The rows, their messages `[B, T]` and the messages' lengths `[B]`, 0 for rows that do not
+      Updated rows, their messages `[B, T]` and the messages' lengths `[B]`, 0 for rows that do not
       write.
     """
     budget, begun = decoding.max_new_tokens, rows.length
@@ -162,14 +163,14 @@ def write_messages(
 def read_replies(
     model: Transformer, params: Any, rows: DialogueRows, reply: jax.Array, length: jax.Array
 ) -> DialogueRows:
-    """Returns the rows after each has read its reply.
+    """Returns the rows after each row has read its reply.
 
     Args:
       model: transformer of the policy.
       params: parameters of the policy.
       rows: rows that have written a message.
       reply: tokens of the replies, `[B, R]`, int32, read up to `length`; R is below L.
-      length: lengths of the replies, `[B]`, int32; 0 for a row that reads nothing and will not
+      length: lengths of the replies, `[B]`, int32; 0 for a row that does not read and will not
         write again.
     """
     width = reply.shape[1]
@@ -208,9 +209,12 @@ def finish(
 
 
 def _feed(model: Transformer, params: Any, rows: DialogueRows, count: int) -> tuple[jax.Array, Any]:
-    """Feeds the last `count` tokens; returns the logits after the last one `[B, V]` and the cache.
+    """Feeds the last `count` tokens.
 
-    Feeding a token again gives the same result, so that all rows can be fed the same number.
+    Returns the logits after the last token `[B, V]` and the cache.
+
+    Feeding a token again gives the same result, so that all rows can be fed the same number of
+    tokens.
     """
 
     def row(tokens: jax.Array, pad: jax.Array, length: jax.Array, cache: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Training by cross-entropy: demonstrations and the loss of their tokens.
+"""Trains by cross-entropy: draws demonstrations and computes the loss of their tokens.
 
-The warm start and `algorithms.sft` minimise this loss with `updates.gradient_update`.
+The warm start and `algorithms.sft` minimise the same loss with `updates.gradient_update`.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ def draw_demonstrations(task: TaskLike, keys: jax.Array) -> Batch:
     """Draws demonstrations of the train split.
 
     Args:
-      task: task, which demonstrates answers, or dialogue, which demonstrates messages.
+      task: task that demonstrates answers, or dialogue that demonstrates messages.
       keys: random keys, `[B]`, consumed.
 
     Returns:
-      The batch; actions are answers `[B, A]` with EOS, or messages and replies.
+      Batch whose actions are answers `[B, A]` with EOS, or messages and replies.
     """
     if isinstance(task, Dialogue):
         return _join(*conversation.play_demonstrations(task, keys))
@@ -37,7 +37,7 @@ def draw_demonstrations(task: TaskLike, keys: jax.Array) -> Batch:
 def demonstrate(task: Task, prompts: Prompt) -> Batch:
     """Demonstrates the answers to prompts, leaves `[B, …]`; see `draw_demonstrations`."""
     answers = jax.vmap(task.demonstrate)(prompts.problem)
-    # EOS is a target of the loss, the padding after it is not.
+    # EOS is a target of the loss, the padding after EOS is not.
     length = jnp.argmax(answers == task.tokenizer.eos, axis=1) + 1
     return _join(prompts, answers, jnp.arange(task.answer_length)[None, :] < length[:, None])
 
@@ -63,13 +63,13 @@ def token_log_prob(model: Transformer, params: PyTree, samples: Samples) -> jax.
 def make_loss(log_prob: Callable[[PyTree, Samples], jax.Array]) -> Loss:
     """Builds `loss(params, samples)`, the cross entropy `−log π(a | s)` of demonstrated actions.
 
-    It equals the loss of REINFORCE with demonstrations in place of samples.
+    The loss equals the loss of REINFORCE with demonstrations in place of samples.
 
     Args:
       log_prob: `(params, samples) -> [B, T]`, `log π(a | s)` of the samples' actions.
 
     Returns:
-      The function in the form of `updates.gradient_update`; its mean is over the mask, in nats.
+      Loss function in the form of `updates.gradient_update`; its mean is over the mask, in nats.
     """
 
     def loss(params: PyTree, samples: Samples) -> tuple[tuple[Mean, ...], Metrics]:

@@ -1,4 +1,4 @@
-"""Demonstrations as a `Problem`: prompts of the train split, each with a correct answer."""
+"""Defines demonstrations as a `Problem`: prompts of the train split, each with a correct answer."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from jaxrl_po.language.tasks.types import Task, held_out, num_asked, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree, Samples
 
-AT_A_TIME = 16  # rows of an evaluation that are computed together, to bound memory
+AT_A_TIME = 16  # number of evaluation rows that are computed together, to bound memory
 
 
 @record
@@ -33,7 +33,7 @@ class SupervisedSettings:
         "token budget of completions that are shown or asked for later; 0 takes the longest answer",
         unit="tokens",
     )
-    group_size = 1  # demonstrations per prompt
+    group_size = 1  # number of demonstrations per prompt
 
     @property
     def decoding(self) -> sampling.Decoding:
@@ -51,8 +51,8 @@ def make_problem(
 ) -> Problem:
     """Builds a problem whose `collect` draws demonstrations; actions are the answers' tokens.
 
-    It is for `algorithms.sft`: the policy is not sampled, so that `log_prob`, `reward` and `score`
-    are 0.
+    The problem is for `algorithms.sft`: the policy is not sampled, so that `log_prob`, `reward` and
+    `score` are 0.
 
     Args:
       task: task that gives prompts and demonstrations.
@@ -62,10 +62,10 @@ def make_problem(
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`.
+      `Problem` whose batches are demonstrations.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition
@@ -108,8 +108,8 @@ def make_evaluate(
       num_prompts: number of prompts P; None for the default of `tasks.types.num_asked`.
 
     Returns:
-      The function; `held_out_loss` is the cross entropy of each answer, nats per token, and
-      `held_out_log_prob` its negative.
+      Function whose metric `held_out_loss` is the cross entropy of each answer, nats per token;
+      `held_out_log_prob` is the negative of it.
     """
     variables.require_module("model", model)
     asked = num_asked(task, num_prompts)

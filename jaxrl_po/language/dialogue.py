@@ -1,4 +1,4 @@
-"""The interface of a dialogue, and the check of its shapes."""
+"""Defines the interface of a dialogue, and checks the dialogue's shapes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Reply(NamedTuple):
 
     Attributes:
       tokens: tokens of the reply, `[R]`, int32; read up to `length`.
-      length: number of tokens, `[]`, int32, in [0, R].
+      length: number of tokens in the reply, `[]`, int32, in [0, R].
     """
 
     tokens: jax.Array
@@ -25,29 +25,30 @@ class Reply(NamedTuple):
 
 
 class Dialogue(NamedTuple):
-    """An episode of several turns, as pure functions of one row with static shapes.
+    """Episode of several turns, as pure functions of one row with static shapes.
 
     In a turn the policy writes a message, which ends with one of the tokenizer's `ends` or at the
-    token budget; the environment replies. The policy reads replies, and is not trained on them.
+    token budget; the environment replies. The policy reads replies, but is not trained on them.
 
     Attributes:
       name: name for logs and plots.
       tokenizer: tokenizer of prompts, messages and replies.
-      prompt_length: tokens L of a prompt, padding included.
-      message_length: tokens M of the longest message needed, its end included.
-      reply_length: tokens R of the longest reply; 0 if the environment never replies.
+      prompt_length: number L of tokens in a prompt, padding included.
+      message_length: number M of tokens in the longest message needed, its end included.
+      reply_length: number R of tokens in the longest reply; 0 if the environment never replies.
       max_turns: largest number K of messages; a dialogue that is not done after K messages is cut,
         which is a truncation.
-      reset: `reset(key, held_out) -> (Prompt, state)`; consumes `key`. The prompt's `problem` is
-        not read.
+      reset: `reset(key, held_out) -> (Prompt, state)`; consumes `key`. The field `problem` of the
+        prompt is not used.
       respond: `respond(state, message [T], length [], key) -> (state, Reply, reward [], done [])`:
-        T ≥ M is the token budget of a message, PAD follows its `length` tokens. Consumes `key`.
+        T ≥ M is the token budget of a message, PAD follows its `length` tokens. `respond` consumes
+        `key`.
       accuracy: `accuracy(state) -> []` float32 in [0, 1]: success of the dialogue, from its last
         state.
-      demonstrate: `demonstrate(state, key) -> tokens [M]`: a good message for a warm start, with
-        its end, then PAD. None if the dialogue cannot be demonstrated.
-      score: `score(state) -> []` float32: the raw outcome that decides whether a group is
-        informative. None to use the accuracy.
+      demonstrate: `demonstrate(state, key) -> tokens [M]`, returns a good message for a warm start,
+        with its end, then PAD. The field is None if the dialogue cannot be demonstrated.
+      score: `score(state) -> []` float32, returns the raw outcome that decides whether a group is
+        informative. The field is None if the accuracy is the raw outcome.
       measures: further metrics by name, each `measure(state) -> []` of the last state.
     """
 
@@ -68,7 +69,7 @@ class Dialogue(NamedTuple):
 
     @property
     def answer_length(self) -> int:
-        """Least token budget M of a message; `Task` has the same attribute."""
+        """Smallest token budget M of a message; `Task` has the same attribute."""
         return self.message_length
 
     def longest(self, budget: int) -> int:
@@ -85,7 +86,7 @@ def longest(max_turns: int, budget: int, reply_length: int) -> int:
 
 
 def like(new: PyTree, old: PyTree) -> PyTree:
-    """Casts leaves to the dtypes of `old`: sums of integers widen if JAX has 64 bits enabled."""
+    """Casts leaves to the dtypes of `old`; sums of integers widen if JAX has 64 bits enabled."""
     return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), new, old)
 
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy accuracy, avg@n, pass@k, and completions for a reader."""
+"""Evaluates on held-out prompts: greedy accuracy, avg@n, pass@k, and completions for a reader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ Describe = Callable[[ActorCritic, CollectorState, jax.Array], dict[str, Any]]
 
 
 class Answers(NamedTuple):
-    """Completions of P held-out prompts, n of each.
+    """Completions of P held-out prompts, n completions of each prompt.
 
     Attributes:
       prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
@@ -34,8 +34,8 @@ class Answers(NamedTuple):
       tokens: tokens of the completions, `[P, n, T]`, int32; PAD after EOS.
       length: number of tokens of each completion, EOS included, `[P, n]`, int32.
       ended: True if EOS came within the budget, `[P, n]`, bool.
-      score: the verifier's score, `[P, n]`, float32 in [0, 1].
-      expected: a right answer, EOS included, then PAD, `[P, answer_length]`, int32.
+      score: verifier's score, `[P, n]`, float32 in [0, 1].
+      expected: right answer, EOS included, then PAD, `[P, answer_length]`, int32.
     """
 
     prompt: jax.Array
@@ -51,21 +51,24 @@ class Answers(NamedTuple):
 def make_answer(
     task: Task, model: Transformer, *, num_prompts: int | None, decoding: Decoding = PLAIN
 ) -> Callable[[ActorCritic, jax.Array, int], Answers]:
-    """Builds `answer(params, key, n) -> Answers`: n samples per held-out prompt; n = 0 is greedy.
+    """Builds `answer(params, key, n) -> Answers`.
+
+    N samples per held-out prompt, where n = 0 is greedy.
 
     Args:
       task: task to evaluate on.
       model: transformer of the policy.
-      num_prompts: number of prompts P. A finite set gives its first P test rows, or all if it has
-        fewer. None for all test rows of a finite set, and `DRAWN` prompts of other tasks.
+      num_prompts: number of prompts P. A finite set gives its first P test rows, or all rows if it
+        has fewer. None stands for all test rows of a finite set, and for `DRAWN` prompts of other
+        tasks.
       decoding: budget, temperature and filters of sampling.
 
     Returns:
-      The function, which consumes `key`. The same key gives the same prompts for every n, and the
-      first of them for a smaller `num_prompts`.
+      Function `answer`, which consumes `key`. With the same key `answer` uses the same prompts for
+      every n, and the first of these prompts for a smaller `num_prompts`.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     count, budgeted = num_asked(task, num_prompts), check_decoding(task, model, decoding)
 
@@ -102,11 +105,11 @@ def apply_in_parts(function: Callable[..., PyTree], *rows: PyTree) -> PyTree:
 
     Args:
       function: `(*rows [p, …]) -> results [p·n, …]`, n results for each of p prompts.
-      rows: prompts and keys, leaves `[P, …]`; the last part is filled up with the last row, and its
-        results are cut.
+      rows: prompts and keys, leaves `[P, …]`; the last part is filled up with the last row, whose
+        extra results are cut.
 
     Returns:
-      The results, `[P, n, …]`.
+      Results of all prompts, `[P, n, …]`.
     """
     total = len(jax.tree.leaves(rows)[0])
     parts = -(-total // DRAWN)
@@ -133,18 +136,17 @@ def make_evaluate(
       task: task to evaluate on.
       model: transformer of the policy.
       num_prompts: number of held-out prompts, see `make_answer`.
-      num_samples: samples per prompt, n; 0 for the greedy answers only.
+      num_samples: number n of samples per prompt; 0 for the greedy answers only.
       decoding: budget, temperature and filters of sampling.
 
     Returns:
-      The function; the same key gives the same prompts and random numbers, and with a finite set
-      any key gives each row once. Its metrics are
-      `greedy_accuracy`, `greedy_length` (tokens, EOS included) and, with samples, `avg@n`, the mean
-      score of the n samples, and `pass@k` for k = 1, 2, 4, … up to n, where a sample of score 1 is
-      correct.
+      Function `evaluate`; the same key gives the same prompts and random numbers, and with a finite
+      set any key gives each row once. The metrics are `greedy_accuracy`, `greedy_length` (tokens,
+      EOS included) and, with samples, `avg@n`, the mean score of the n samples, and `pass@k` for k
+      = 1, 2, 4, … up to n, where a sample of score 1 is correct.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     write = make_describe(
         task, model, num_prompts=num_prompts, num_samples=num_samples, decoding=decoding
@@ -173,17 +175,17 @@ def measure(answers: Mapping[str, Answers]) -> dict[str, jax.Array]:
 def estimate_pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     """Estimates, without bias, the probability that at least one of k samples is correct.
 
-    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the product ∏ (1 − k /
-    i) over i = n − c + 1 … n, where no binomial can overflow.
+    The estimate is 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, eq. 1), as the
+    product ∏ (1 − k / i) over i = n − c + 1 … n, where no binomial can overflow.
 
     Args:
       correct: number c of correct samples among n, `E*`, whole numbers in [0, n].
       n: number of samples.
-      k: number of samples of the estimated event, in [1, n].
+      k: number of samples in the estimated event, in [1, n].
 
     Returns:
-      Estimates, `E*`, in [0, 1]. The expectation is 1 − (1 − p)^k, which 1 − (1 − c / n)^k
-      underestimates.
+      Estimates `E*`, in [0, 1]. The expectation of the estimate is 1 − (1 − p)^k, which 1 − (1 − c
+      / n)^k underestimates.
 
     Raises:
       ConfigError: k is outside its range.
@@ -195,7 +197,7 @@ def estimate_pass_at_k(correct: jax.Array, n: int, k: int) -> jax.Array:
     check_size("k", k, Interval(1, n))
     i = jnp.arange(1, n + 1).reshape(*[1] * correct.ndim, n)
     # Factors with i < k are negative, but the product then also has the factor for i = k, which is
-    # 0. Clamped to 0, they cannot overflow before that factor.
+    # 0. Clamped to 0, negative factors cannot overflow before the factor for i = k.
     factor = jnp.maximum(1.0 - k / i, 0.0)
     return 1.0 - jnp.prod(jnp.where(i > n - correct[..., None], factor, 1.0), axis=-1)
 
@@ -210,7 +212,7 @@ def make_describe(
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Answers, "sampled": Answers}`.
 
-    The output is meant for `render` or `measure`.
+    The output is passed to `render` or `measure`.
 
     Args:
       task: task to evaluate on.
@@ -220,10 +222,10 @@ def make_describe(
       decoding: budget, temperature and filters of sampling.
 
     Returns:
-      The function.
+      Function that describes the policy.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     answer = make_answer(task, model, num_prompts=num_prompts, decoding=decoding)
     return by_decoding(answer, num_samples)
@@ -257,7 +259,8 @@ def render(task: Task, answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
     decode = task.tokenizer.decode
     first = next(iter(answers.values()))
     tokens, pad = np.asarray(first.prompt), np.asarray(first.pad)
-    # The whole prompt, not only up to its first end: a chat has an end after each message.
+    # The prompt is shown completely, not only up to its first end: a chat has an end after each
+    # message.
     prompts = task.tokenizer.decode_rows(tokens, np.arange(tokens.shape[1]) >= pad[:, None])
     return [
         {

@@ -1,6 +1,6 @@
-"""Weight matrices (kernels) laid out for fast decoding on a CPU: transposed, or unstacked.
+"""Lays out weight matrices (kernels) for fast decoding on a CPU: transposed, or unstacked.
 
-Shape suffixes are explained in `transformer`; I inputs and O outputs of a matrix.
+The module `transformer` explains the shape suffixes; a matrix has I inputs and O outputs.
 """
 
 import jax
@@ -18,11 +18,17 @@ APART = "apart"
 FORMS = {BY_OUTPUTS, APART}
 
 FEW = 64
-"""Largest number of rows that are faster by outputs; above, the usual operand order is as fast."""
+"""Largest number of rows that are faster by outputs.
+
+For more rows the usual operand order is as fast.
+"""
 
 
 def few(rows: int, target: Target | None) -> bool:
-    """Returns True if a product of `rows` rows is faster by outputs; None is `backend.here()`."""
+    """Returns True if a product of `rows` rows is faster by outputs.
+
+    Target None is `backend.here()`.
+    """
     return rows <= FEW and (target or backend.here()).on_cpu
 
 
@@ -53,8 +59,9 @@ def by_outputs(blocks: PyTree, dtype: jax.typing.DTypeLike) -> PyTree:
 def left_product(x_MxI: jax.Array, kernel_OxI: jax.Array) -> jax.Array:
     """Computes `x Wᵀ`, `[M, O]`, with the kernel as the left operand.
 
-    With 8 – 32 rows XLA's CPU product takes as little as half the time in this order, because it
-    reads the larger operand along its rows; on some processors there is no difference.
+    With 8 – 32 rows XLA's CPU product takes as little as half the time with the kernel on the left,
+    because the product reads the larger operand along its rows; on some processors there is no
+    difference.
     """
     y_OxM = jax.lax.dot_general(kernel_OxI, x_MxI, (((1,), (1,)), ((), ())))
     # Without the barrier, XLA would fold the transpose into the product and swap the operands back.

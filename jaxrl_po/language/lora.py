@@ -19,10 +19,12 @@ BASE = "params"
 
 
 class Lora(NamedTuple):
-    """W + (α / r)·A·B in place of W; A `[inputs, r]` is drawn, B `[r, outputs]` is 0 at the start.
+    """Adapters W + (α / r)·A·B in place of W.
 
-    The learning rate is about ten times as large as in full training; for RL a rank of 1 – 8
-    suffices.
+    A `[inputs, r]` is drawn, B `[r, outputs]` starts at 0.
+
+    Training adapters takes about ten times the learning rate of full training; for RL a rank of 1 –
+    8 suffices.
 
     Attributes:
       rank: rank r of the adapters.
@@ -52,10 +54,10 @@ class Lora(NamedTuple):
 
 
 class AdaptedModel(NamedTuple):
-    """A model with bound, untrained variables: the base of its adapters, or constants.
+    """Model with bound, untrained variables: the base of its adapters, or constants.
 
     Attributes:
-      model: a `Transformer` with `lora`, or a custom module with constants.
+      model: `Transformer` with `lora`, or a custom module with constants.
       base: base parameters `{"params": …}`, or the constants.
     """
 
@@ -95,13 +97,13 @@ def merge_adapters(model: Any, base: PyTree, adapters: PyTree) -> PyTree:
     """Merges adapters into the base, W + (α / r)·A·B, for the same model without adapters.
 
     Args:
-      model: a `Transformer` with `lora`.
+      model: `Transformer` that has `lora`.
       base: base parameters `{"params": …}`.
       adapters: adapters `{"lora": …}` of a single seed.
 
     Returns:
-      `{"params": …}`; adapted matrices are float32 at least: rounding to bfloat16 would lose most
-      of a change.
+      Parameters `{"params": …}`; adapted matrices are float32 at least, because rounding to
+      bfloat16 would lose most of a change.
     """
     blocks = dict(base["params"]["blocks"])
     for name, module in adapters[ADAPTERS]["blocks"].items():

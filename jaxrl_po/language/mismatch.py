@@ -1,4 +1,4 @@
-"""A sampler that differs from the learner by a known amount, as inference engines do."""
+"""Defines a sampler that differs from the learner by a known amount, as in inference engines."""
 
 from typing import Any
 
@@ -13,11 +13,14 @@ AUTO, SAMPLER, LEARNER = OLD_LOG_PROBS = ("auto", "sampler", "learner")
 
 @record
 class Sampler:
-    """Differences between the policy that samples and the one that is trained; default: none."""
+    """Differences between the policy that samples and the policy that is trained.
+
+    By default there are none.
+    """
 
     dtype: str = static(
         SAME,
-        "dtype of the sampler's matrix products; same is that of the learner",
+        "dtype of the sampler's matrix products; same takes the learner's dtype",
         choices=(SAME, *DTYPES),
     )
     noise: float = static(
@@ -28,7 +31,7 @@ class Sampler:
     )
     staleness: int = static(
         0,
-        "how many iterations old the sampler's parameters are",
+        "age of the sampler's parameters in iterations",
         unit="iterations",
         within=NON_NEGATIVE,
     )
@@ -38,8 +41,8 @@ class Sampler:
         return bool(self.noise or self.staleness or self.of(model) is not model)
 
     def of(self, model: Any) -> Any:
-        """Returns the model that samples: the same parameters, computed in the sampler's dtype."""
-        # A custom module may lack a dtype.
+        """Returns the sampling model: the same parameters, computed in the sampler's dtype."""
+        # a custom module may lack a dtype
         if self.dtype == SAME or getattr(model, "dtype", None) == DTYPES[self.dtype]:
             return model
         return model.clone(dtype=DTYPES[self.dtype])

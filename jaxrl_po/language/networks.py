@@ -1,4 +1,4 @@
-"""Parts of a problem common to tasks and dialogues: parameters, policy and critic."""
+"""Builds the parts of a problem that tasks and dialogues share: parameters, policy and critic."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from jaxrl_po.language.warm_start import WarmStart, warm_start
 from jaxrl_po.lengths import Shorten
 from jaxrl_po.types import ActorCritic, CollectorState, PyTree, Samples, undonated
 
-# Entry of the collector's sharded state: each prompt's index over all devices, `[P]`, int32.
+# Entry of the collector's sharded state: index of each prompt over all devices, `[P]`, int32.
 PROMPT_NUMBER = "prompt_number"
 
 
@@ -40,8 +40,10 @@ class GroupedInputs(NamedTuple):
       prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
       pad: padding tokens on the left of each prompt, `[P]`, int32.
       tokens: tokens after the prompt, `[B, N]`, int32.
-      position: positions of the sampled tokens, `[B, S]`; None if all are sampled, see `Sequences`.
-      kept: tokens that each token was drawn from, `[B, S, …]`; None for all, see `Sequences`.
+      position: positions of the sampled tokens, `[B, S]`; None if all tokens are sampled, see
+        `Sequences`.
+      kept: tokens that each token was drawn from, `[B, S, …]`; None for all tokens, see
+        `Sequences`.
     """
 
     prompt: jax.Array
@@ -51,7 +53,7 @@ class GroupedInputs(NamedTuple):
     kept: jax.Array | None
 
     def whole(self) -> Sequences:
-        """Returns the rows as `Sequences`, each with its prompt."""
+        """Returns the rows as `Sequences`, each row with its prompt."""
         group = self.tokens.shape[0] // self.prompt.shape[0]
         prompt, pad = (jnp.repeat(x, group, axis=0) for x in (self.prompt, self.pad))
         tokens = jnp.concatenate([prompt, self.tokens], axis=1)
@@ -63,7 +65,7 @@ TokenPolicy = Categorical | ListedCategorical | Unembedded
 
 
 class LanguageNetworks(NamedTuple):
-    """Policy and critic on sequences.
+    """Policy and critic, as functions of sequences.
 
     Attributes:
       model: transformer of the policy, compiled for the target.
@@ -76,8 +78,8 @@ class LanguageNetworks(NamedTuple):
       linearizable: True if `apply` has a forward derivative, see `Problem`.
       hidden_matrices: `(params) -> tree of bool`, marks the hidden matrices; None if unknown, see
         `Problem`.
-      grouped: `(inputs) -> inputs` that stores each prompt once per group; None to leave inputs as
-        they are, see `FastPaths`.
+      grouped: `(inputs) -> inputs`, stores each prompt once per group; None to leave inputs
+        unchanged, see `FastPaths`.
     """
 
     model: Transformer
@@ -108,16 +110,17 @@ def make_networks(
     Args:
       source: task or dialogue that gives the prompts.
       model: transformer of the policy.
-      critic: transformer with one output, or None for no critic.
+      critic: transformer with one output, or None for a problem without critic.
       settings: sizes of the problem and settings of its sampling.
       columns: largest number N of tokens after the prompt.
-      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
+      sampler: differences between the sampling policy and the learner's policy, see
+        `mismatch.Sampler`.
       initial: initial parameters of the policy, see `problem.make_problem`.
       warm: supervised warm start, or a function in its place, see `problem.make_problem`.
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     model, critic = (compiled_for(target, each) for each in (model, critic))
     target, group_size = target or backend.here(), settings.group_size
@@ -137,7 +140,8 @@ def make_networks(
         return min(columns, inputs.tokens.shape[1] - source.prompt_length)
 
     def apply(params: ActorCritic, inputs: Inputs) -> tuple[TokenPolicy, jax.Array]:
-        # If prompts are read once per group, the model has an output after each prompt and token.
+        # If prompts are processed once per group, the model has an output after each prompt and
+        # token.
         reading: dict[str, Any] = {"last": after_prompt(inputs)}
         if isinstance(inputs, GroupedInputs):
             reading = {"prompt": inputs.prompt}
@@ -201,7 +205,7 @@ def make_init(
     num_prompts: int,
 ) -> Callable[[jax.Array], tuple[ActorCritic, CollectorState]]:
     """Builds `Problem.init`; the arguments are the same as in `make_networks`."""
-    # A custom module may lack the field for adapters.
+    # a custom module may lack the field for adapters
     adapters: lora.Lora | None = getattr(model, "lora", None)
     if isinstance(warm, WarmStart):
         check(warm)
@@ -238,7 +242,7 @@ def make_init(
 def check_models(
     source: TaskLike, model: Transformer, critic: Transformer | None, initial: PyTree | None
 ) -> None:
-    """Raises ConfigError if the models do not fit the task, or the parameters not the model."""
+    """Raises ConfigError if models do not fit the task, or parameters do not fit the model."""
     check_vocabulary(source, model)
     check_adapters(model)
     if initial is not None:
@@ -253,10 +257,10 @@ def check_models(
 
 
 def rounds_alike(model: Transformer, sampler: Sampler, target: Target) -> bool:
-    """Returns True if a pass over whole sequences gives the sampler's log-probabilities.
+    """Returns True if a pass over complete sequences gives the sampler's log-probabilities.
 
-    Below float32, or with a fused kernel, the pass with a cache and the pass over whole sequences
-    round differently.
+    Below float32, or with a fused kernel, the pass with a cache and the pass over complete
+    sequences round differently.
     """
     dtype = getattr(model, "dtype", jnp.float32)  # a custom module may lack the field
     whole = jnp.promote_types(dtype, jnp.float32) == dtype and exact_products(target)
@@ -278,7 +282,7 @@ def shorten_after(prompt_length: int) -> Shorten:
 
 
 def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
-    """Returns two keys per prompt, `[P, 2]`, from its index over all devices, not its device."""
+    """Returns two keys per prompt, `[P, 2]`, from the prompt's index over all devices."""
     keys: Any = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))
     pairs: jax.Array = keys(collector.sharded[PROMPT_NUMBER])
     return pairs
@@ -287,7 +291,8 @@ def prompt_keys(collector: CollectorState, key: jax.Array) -> jax.Array:
 def exact_products(target: Target) -> bool:
     """Returns True if float32 matrix products have full precision, not TF32 or bfloat16.
 
-    On accelerators `jax_default_matmul_precision` decides; on a CPU the precision is always full.
+    On accelerators the setting `jax_default_matmul_precision` decides; on a CPU the precision is
+    always full.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return target.on_cpu or precision in ("highest", "float32")

@@ -1,4 +1,4 @@
-"""Language tasks as a `Problem`: an episode is one completion, a step is one token."""
+"""Defines language tasks as a `Problem`: an episode is one completion, a step is one token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,49 +68,55 @@ def make_problem(
 ) -> Problem:
     """Builds a language problem with `num_prompts` prompts of `group_size` completions each.
 
-    Each iteration draws its prompts and completions anew.
+    Each iteration draws new prompts and completions.
 
-    The reward is the verifier's score, at the last generated token, or its credit for each token.
-    The last token terminates the episode. Without EOS within the budget it is also marked as
-    truncated, for overlong filtering, but nothing is bootstrapped.
+    The reward is the verifier's score, at the last generated token, or the verifier's credit for
+    each token. The last token terminates the episode. Without EOS within the budget the last token
+    is also marked as truncated, for overlong filtering, but nothing is bootstrapped.
 
     Args:
       task: prompts and their verifier, see `Task`.
       model: transformer of the policy.
       num_prompts: number of prompts P per iteration, over all devices.
-      group_size: completions per prompt, G.
-      max_new_tokens: token budget T of a completion, EOS included; 0 takes the length of the task's
-        longest answer.
+      group_size: number G of completions per prompt.
+      max_new_tokens: token budget T of a completion, EOS included; 0 stands for the length of the
+        task's longest answer.
       temperature: divisor of the logits, above 0, in sampling and in `apply`.
-      top_k: number of most likely tokens to sample from, see `sampling.truncate_logits`; 0 is off.
-        The policy that `apply` returns is restricted to the tokens that the filters kept, which the
-        batch's inputs contain.
-      top_p: probability that the most likely tokens to sample from must reach together; 1 is off.
-      min_p: least share of the largest probability for a token to be sampled; 0 is off.
-      process_reward: whether to reward each token with the verifier's credit for it, in place of
-        the score at the end.
-      verify: whether to run the task's verifier. If False, the reward is None and the score 0 until
-        both are set between `Learner.sample` and `Learner.update`, see `give_reward`.
+      top_k: number of most likely tokens to sample from, see `sampling.truncate_logits`; 0 disables
+        the filter. The policy that `apply` returns is restricted to the tokens that the filters kept,
+        which the batch's inputs contain.
+      top_p: probability that the most likely tokens to sample from must reach together; 1 disables
+        the filter.
+      min_p: smallest share of the largest probability for a token to be sampled; 0 disables the
+        filter.
+      process_reward: True to reward each token with the verifier's credit for the token, in place
+        of the score at the end.
+      verify: True to run the task's verifier. If `verify` is False, the reward is None and the
+        score 0 until `give_reward` sets both between `Learner.sample` and `Learner.update`.
       prompt_set: size of a fixed set of training prompts, see `tasks.finite`; 0 draws fresh
-        prompts. A warm start still sees the whole train split.
+        prompts. With a fixed set, a warm start still sees the complete train split.
       old_log_prob: source of the old policy's log-probabilities, see `LanguageSettings`; groups
-        that dynamic sampling carries over always keep the sampler's.
-      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
-      critic: transformer with one output, or None for no critic (values are then zeros).
-      initial: initial parameters of the policy, the same for every key; None draws them. If the
-        model has adapters (`lora`), they are the base, which is frozen, and the adapters are drawn.
+        that dynamic sampling carries over always keep the sampler's log-probabilities.
+      sampler: differences between the sampling policy and the learner's policy, see
+        `mismatch.Sampler`.
+      critic: transformer with one output, or None for a problem without critic, whose values are
+        zeros.
+      initial: initial parameters of the policy, the same for every key; None draws initial
+        parameters. If the model has adapters (`lora`), the initial parameters are the base, which
+        is frozen, and the adapters are drawn.
       warm: supervised warm start from the initial parameters, part of `init`, or a function
-        `(params, key) -> params` in its place; None to disable.
+        `(params, key) -> params` in its place; None disables the warm start.
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`. Metrics: with `verify`, `accuracy` (raw score), `wrong_length` (tokens of the
-      completions with score 0) and, if G > 1, `dead_groups` (share of groups whose scores are all
-      equal); `response_length` (tokens, EOS included); `truncated` (share of completions without
-      EOS); if the task has `parses`, `malformed` (share of completions that do not parse).
+      `Problem` whose episodes are completions. The metrics are, with `verify`, `accuracy` (raw
+      score), `wrong_length` (tokens of the completions with score 0) and, if G > 1, `dead_groups`
+      (share of groups whose scores are all equal); `response_length` (tokens, EOS included);
+      `truncated` (share of completions without EOS); if the task has `parses`, `malformed` (share
+      of completions that do not parse).
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
 
     Example:
       >>> from jaxrl_po.language.tasks import addition
@@ -214,7 +220,8 @@ def _make_collect(
         if not networks.log_prob_matches_sampler:
             columns["sampler_log_prob"] = completions.log_prob
         tokens = jnp.concatenate([members.tokens, completions.tokens], axis=1)
-        # The problem alone, without the number in the prompt set that `finite` adds to it.
+        # Only the problem is passed on, without the number in the prompt set that `finite` adds to
+        # the problem.
         problem = members.problem[1] if settings.prompt_set else members.problem
         unscored = None if verify else problem
         inputs = Sequences(tokens, members.pad, unscored, kept=completions.kept)
@@ -247,8 +254,8 @@ def _judged(
 ) -> tuple[jax.Array, jax.Array | None, Metrics, Columns]:
     """Returns scores `[B]` and rewards `[B, T]` of the verifier, metrics and columns.
 
-    Without the verifier, scores are 0 and rewards None. Columns are the strata of the prompts and
-    `step_end`, which marks the tokens at which a reward is due.
+    Without the verifier, scores are 0 and rewards None. The columns are the strata of the prompts
+    and `step_end`, which marks the tokens at which a reward is due.
     """
     metrics: Metrics = {}
     columns: Columns = {} if settings.process_reward else {"step_end": is_last}
@@ -275,15 +282,15 @@ def _judged(
 
 
 def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
-    """Sets a batch's score and reward, computed on the host; the reward goes to the last token.
+    """Sets a batch's score and reward, which the host computes; the reward goes to the last token.
 
     Args:
       batch: batch of a problem from `make_problem`; leaves may have further leading axes,
         `[…, B, T]`.
       score: raw outcome of each completion, `[…, B]`, which decides whether a group is informative.
-      reward: reward of each completion, `[…, B]`, reward units. NaN, here and in `score`, excludes
-        a completion: it is masked, and in the statistics of its group it counts as the mean of the
-        others.
+      reward: reward of each completion, `[…, B]`, reward units. A NaN in `reward` or `score`
+        excludes a completion: the completion is masked, and in the statistics of its group it
+        counts as the mean of the other completions.
     """
     absent = np.isnan(np.asarray(reward, np.float32))
     score, reward = (_of_groups(x, batch.score.shape) for x in (score, reward))
@@ -297,12 +304,16 @@ def give_reward(batch: Batch, score: Any, reward: Any) -> Batch:
 
 
 def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
-    """Returns values by group `[…, P, G]`; NaN becomes the mean of the group's others, or 0."""
+    """Returns values by group `[…, P, G]`.
+
+    A NaN becomes the mean of its group's other values, or 0.
+    """
     x = np.asarray(x, np.float32).reshape(shape)
     absent = np.isnan(x)
     if not absent.any():
         return x
-    # Offsets from the lowest value, so that the mean of equal values is exactly that value.
+    # Offsets are taken from the lowest value, so that the mean of equal values is exactly their
+    # value.
     low = np.min(np.where(absent, np.inf, x), axis=-1, keepdims=True)
     low = np.where(np.isinf(low), np.float32(0.0), low)
     count = np.maximum(np.sum(~absent, axis=-1, keepdims=True, dtype=np.float32), 1.0)
@@ -310,5 +321,5 @@ def _of_groups(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def keep_rows(samples: Samples) -> Samples:
-    """Returns samples as they are: attention mixes a sequence's tokens, so a row is a sequence."""
+    """Returns samples unchanged; attention mixes a sequence's tokens, so a row is a sequence."""
     return samples

@@ -1,4 +1,4 @@
-"""A learned reward: a Bradley–Terry model fitted to noisy comparisons, and a problem that uses it.
+"""Learns a reward: a Bradley–Terry model fitted to noisy comparisons, and a problem that uses it.
 
 Between two completions of a prompt, the verifier prefers the higher score; a comparison is flipped
 with a known probability. The model sees only comparisons, never a score.
@@ -32,7 +32,8 @@ from jaxrl_po.language.tasks.types import Sequences, reading
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Problem, PyTree
 
-FRESH = 512  # comparisons that measure the accuracy, rounded up to a multiple of the batch size
+# Number of comparisons that measure the accuracy, rounded up to a multiple of the batch size.
+FRESH = 512
 
 
 @record
@@ -65,12 +66,12 @@ class Preferences:
 
 
 class Comparisons(NamedTuple):
-    """N pairs of completions of the same prompt, the preferred one first.
+    """Comparisons of N pairs of completions of the same prompt, the preferred completion first.
 
     Attributes:
       inputs: prompts and completions, tokens `[N, 2, L + T]` and pad `[N, 2]`.
       mask: True for the tokens of a completion, EOS included, `[N, 2, T]`, bool.
-      differ: True if the two scores differ, `[N]`, bool; in a tie neither is preferred.
+      differ: True if the two scores differ, `[N]`, bool; in a tie neither completion is preferred.
     """
 
     inputs: Sequences
@@ -79,13 +80,13 @@ class Comparisons(NamedTuple):
 
 
 class RewardModel(NamedTuple):
-    """A fitted reward model; its reward is `(output − mean) / std`.
+    """Fitted reward model, whose reward is `(output − mean) / std`.
 
     Attributes:
-      params: parameters of the transformer.
-      mean: mean of its output over the completions of the training comparisons, `[]`.
-      std: standard deviation (ddof 0) of its output over the same completions, `[]`.
-      accuracy: share of fresh, unflipped comparisons that it orders like the verifier, `[]`.
+      params: parameters of the model's transformer.
+      mean: mean of the transformer's output over the completions of the training comparisons, `[]`.
+      std: standard deviation (ddof 0) of the transformer's output over the same completions, `[]`.
+      accuracy: share of fresh, unflipped comparisons that the model orders like the verifier, `[]`.
     """
 
     params: PyTree
@@ -110,21 +111,23 @@ def compare(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> Comparisons:
-    """Compares pairs by the verifier: two samples of the policy, or a demonstration and a sample.
+    """Compares pairs by the verifier.
+
+    A pair is two samples of the policy, or a demonstration and a sample.
 
     Args:
       task: task whose verifier compares.
-      policy: transformer to sample from.
+      policy: transformer that samples the completions.
       params: parameters of `policy`.
       key: random key, consumed.
       num_pairs: number of pairs N; the prompts are from the train split.
       flip: probability that the preference is inverted.
       demonstrations: share of the pairs with a demonstration.
-      max_new_tokens: token budget T of a completion; 0 takes the task's longest answer.
+      max_new_tokens: token budget T of a completion; 0 stands for the task's longest answer.
       temperature: temperature of the samples.
 
     Returns:
-      The comparisons.
+      Comparisons of all pairs.
     """
     variables.require_module("policy", policy)
     budget = check_budget(task, max_new_tokens)
@@ -162,14 +165,14 @@ def compare(
 
 
 def rate(model: Transformer, params: PyTree, inputs: Sequences, mask: jax.Array) -> jax.Array:
-    """Computes the output at the last token of each completion: EOS, or the end of the budget.
+    """Computes the output at the last token of each completion: EOS, or the budget's last token.
 
     Args:
       model: transformer with one output.
       params: parameters of the transformer.
       inputs: B prompts with completions of T tokens.
       mask: True for the tokens of a completion, `[B, T]`, bool; attention is causal, so masked
-        tokens after them have no effect.
+        tokens after a completion have no effect.
 
     Returns:
       Outputs, `[B]`.
@@ -197,23 +200,23 @@ def fit(
     max_new_tokens: int = 0,
     temperature: float = 1.0,
 ) -> RewardModel:
-    """Fits a reward model to comparisons of the policy's samples with Adam; is pure and jittable.
+    """Fits a reward model to comparisons of the policy's samples with Adam, as a pure function.
 
     The loss is the mean of `−log σ(r_w − r_l)` over pairs whose scores differ.
 
     Args:
-      model: transformer with one output, to be fitted.
+      model: transformer with one output that is fitted.
       task: task whose verifier compares.
-      policy: transformer to sample from.
+      policy: transformer that samples the completions.
       params: parameters of the problem; `params.policy` are the parameters of `policy`.
       key: random key, consumed.
       settings: numbers of comparisons and settings of Adam, see `Preferences`.
-      max_new_tokens: token budget of a completion; 0 takes the task's longest answer.
+      max_new_tokens: token budget of a completion; 0 stands for the task's longest answer.
       temperature: temperature of the samples.
 
     Returns:
-      The reward model. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al. 2022
-      (arXiv:2203.02155), eq. 1.
+      Fitted `RewardModel`. Source: Christiano et al. 2017 (arXiv:1706.03741), eq. 1; Ouyang et al.
+      2022 (arXiv:2203.02155), eq. 1.
     """
     settings.validate()
     check_model(task, model)
@@ -246,15 +249,16 @@ def fit(
         pairs = jax.tree.map(lambda x: x[i % steps], batches)
         gradient = jax.grad(loss)(reward_params, pairs)
         updates, opt_state = optimizer.update(gradient, opt_state, reward_params)
-        rest = 1.0 - i / (settings.epochs * steps)  # factor of the decaying step size
+        rest = 1.0 - i / (settings.epochs * steps)  # decay factor of the step size
         updates = jax.tree.map(lambda update: rest * update, updates)
         after = optax.apply_updates(reward_params, updates), opt_state
         # In a batch without any preference, only Adam's momentum would move the parameters.
         some = pairs.differ.any()
         return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, carry), None
 
-    # One batch at a time: the cache for all samples at once would be the largest array of the run.
-    # The last `fresh` batches, without flips, only measure the accuracy.
+    # One batch at a time is sampled: the cache for all samples at once would be the largest array
+    # of the run. The last `fresh` batches, whose preferences are not flipped, only measure the
+    # accuracy.
     flips = jnp.where(jnp.arange(steps + fresh) < steps, settings.flip, 0.0)
     batches = jax.lax.map(sample, (jax.random.split(pairs_key, steps + fresh), flips))
     made = model.init(init_key, jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32))
@@ -283,15 +287,15 @@ def learned_reward(
 
     Args:
       problem: language problem.
-      task: task of that problem.
+      task: task of the problem.
       model: transformer of the reward model, with one output and the task's vocabulary.
       fit: `fit(params, key) -> RewardModel`, called in `init`: `reward_model.fit` on the initial
         policy, or a function that returns a model fitted earlier.
 
     Returns:
-      The `Problem`, for any method. It adds the metrics `reward_model` (the reward, mean over
-      completions; 0 is the mean of the completions the model was fitted to, and 1 their std) and
-      `reward_model_accuracy` (see `RewardModel`).
+      `Problem` with the learned reward, for any method. The problem adds the metrics `reward_model`
+      (the reward, mean over completions; 0 is the mean of the completions that the model was fitted
+      to, and 1 is their std) and `reward_model_accuracy` (see `RewardModel`).
 
     Raises:
       ConfigError: the model's vocabulary or outputs do not fit, or the parameters belong to another

@@ -1,4 +1,4 @@
-"""Shaping of outcome rewards."""
+"""Shapes outcome rewards."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ OVERLONG_SHARE = 5  # divisor of the budget that gives the default cache
 
 
 def overlong_cache(budget: int) -> int:
-    """Returns the default length, in tokens, of the punishment's ramp: a fifth of the budget, ≥ 1.
+    """Returns the default length of the punishment's ramp, a fifth of the budget in tokens, ≥ 1.
 
     Example:
       >>> overlong_cache(20), overlong_cache(4)
@@ -19,13 +19,13 @@ def overlong_cache(budget: int) -> int:
 
 
 def budget_with_room(answer_length: int) -> int:
-    """Returns a budget whose last fifth is beyond the longest answer, so that none is punished.
+    """Returns a budget whose last fifth exceeds the longest answer, so that no answer is punished.
 
     Args:
-      answer_length: tokens of the longest correct answer, EOS included.
+      answer_length: number of tokens in the longest correct answer, EOS included.
 
     Returns:
-      The budget in tokens; `budget − overlong_cache(budget)` is at least `answer_length`.
+      Budget in tokens; `budget − overlong_cache(budget)` is at least `answer_length`.
 
     Example:
       >>> budget_with_room(16), budget_with_room(4)
@@ -39,17 +39,17 @@ def soft_overlong(
 ) -> jax.Array:
     """Computes DAPO's overlong punishment: 0 to `max_length − cache`, `−factor` from `max_length`.
 
-    `factor · clip((max_length − cache − length) / cache, −1, 0)`.
+    The punishment is `factor · clip((max_length − cache − length) / cache, −1, 0)`.
 
     Args:
       length: number of tokens generated, EOS included, `E*`.
       max_length: smallest length, in tokens, that is punished in full.
       cache: length of the linear ramp below `max_length`, in tokens, in [1, max_length].
-      factor: the full punishment, reward units.
+      factor: size of the full punishment, reward units.
 
     Returns:
-      Punishments, `E*`, float32, in [−factor, 0], to be added to the reward. Source: Yu et al. 2025
-      (arXiv:2503.14476), eq. 13.
+      Punishments `E*`, float32, in [−factor, 0], which are added to the reward. Source: Yu et al.
+      2025 (arXiv:2503.14476), eq. 13.
 
     Raises:
       ConfigError: `cache` is outside [1, max_length].

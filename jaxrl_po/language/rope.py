@@ -1,4 +1,4 @@
-"""Rotary position embeddings, plain or stretched to longer contexts."""
+"""Computes rotary position embeddings, plain or stretched to longer contexts."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,19 +9,18 @@ import numpy as np
 
 
 class Rope(NamedTuple):
-    """Angles that rotate queries and keys: n·f_i for pair i at position n, f_i = θ^(−2i/C).
+    """Angles that rotate queries and keys, n·f_i for pair i at position n, f_i = θ^(−2i/C).
 
-    With a factor, frequencies are divided by it: all of them (position interpolation), or, with
-    `context`, only the slow ones (Llama 3). In the latter case a frequency f of wavelength λ = 2π/f
-    is unchanged if λ < context / high, becomes f / factor if λ > context / low, and otherwise
-    (1 − s)·f / factor + s·f with s = (context / λ − low) / (high − low).
+    With a factor, frequencies are divided by the factor: all frequencies (position interpolation),
+    or, with `context`, only the slow ones (Llama 3). With `context`, a frequency f of wavelength λ
+    = 2π/f is unchanged if λ < context / high, becomes f / factor if λ > context / low, and
+    otherwise (1 − s)·f / factor + s·f with s = (context / λ − low) / (high − low).
 
     Attributes:
       theta: base θ of the frequencies, above 1.
       factor: divisor of the frequencies; 1 leaves them unchanged.
-      context: length of the context before it was stretched, in tokens; 0 stretches every
-        frequency.
-      low: ratio context / λ below which frequencies are divided by the whole factor.
+      context: length of the context before stretching, in tokens; 0 stretches every frequency.
+      low: ratio context / λ below which frequencies are divided by the full factor.
       high: ratio context / λ above which frequencies are unchanged, greater than `low`.
     """
 
@@ -56,8 +55,8 @@ def turns(positions: int, size: int, rope: Rope = PLAIN) -> tuple[jax.Array, jax
 def rotate(x_BxNxHxC: jax.Array, cos_Nxh: jax.Array, sin_Nxh: jax.Array) -> jax.Array:
     """Applies the rotary position embedding, with the angles of `turns`.
 
-    Su et al. 2021 (arXiv:2104.09864), eq. 34, but pairing component i with i + C/2, not with its
-    neighbour.
+    The formula is Su et al. 2021 (arXiv:2104.09864), eq. 34, but pairs component i with i + C/2,
+    not with its neighbour.
     """
     half = x_BxNxHxC.shape[-1] // 2
     cos, sin = (

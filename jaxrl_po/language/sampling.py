@@ -1,4 +1,4 @@
-"""Sampling completions under jit: one prefill per group, and a loop until all rows have ended."""
+"""Samples completions under jit: one prefill per group, and a loop until all rows have ended."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,26 +16,28 @@ from jaxrl_po.types import PyTree
 
 ROUNDING = 1e-6  # rounding error of a sum of probabilities, and relative error of a probability
 
-# Least numbers of tokens and rows for which a narrower decode loop is worth its compile time.
+# Smallest numbers of tokens and rows for which a narrower decode loop is worth its compile time.
 NARROWING_STEPS, NARROWING_ROWS = 32, 64
 
 
 def truncate_logits(
     logits: jax.Array, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> jax.Array:
-    """Applies min-p, top-k and top-p: keeps the fewest likely tokens, ≤ `top_k`, reaching `top_p`.
+    """Applies min-p, top-k and top-p.
+
+    Keeps the fewest likely tokens, at most `top_k`, that reach `top_p`.
 
     Top-p is nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751, eq. 2–3) over the
-    distribution left by the other filters, renormalised. The most likely token always stays. Ties
-    are broken by the lower index, so that no more tokens than necessary are kept.
+    distribution left by the other filters, renormalised. The most likely token is always kept. Ties
+    are broken in favour of the lower index, so that no more tokens than necessary are kept.
 
     Args:
       logits: logits already divided by the temperature, `[…, V]`.
-      top_k: number of most likely tokens to keep, in [0, V]; 0 is off.
-      top_p: probability that the kept tokens must reach, in (0, 1]; 1 is off. If both top-p and
-        top-k are off, nothing is sorted.
-      min_p: share of the largest probability that a token needs to stay, in [0, 1) (Nguyen et al.
-        2024, arXiv:2407.01082, eq. 1–2); 0 is off.
+      top_k: number of most likely tokens to keep, in [0, V]; 0 disables the filter.
+      top_p: probability that the kept tokens must reach, in (0, 1]; 1 disables the filter. If top-p
+        and top-k are both disabled, logits are not sorted.
+      min_p: share of the largest probability that a token needs to be kept, in [0, 1) (Nguyen et
+        al. 2024, arXiv:2407.01082, eq. 1–2); 0 disables the filter.
 
     Returns:
       Logits, `[…, V]`, `-inf` for excluded tokens and unchanged for others; softmax renormalises.
@@ -53,7 +55,7 @@ def truncate_logits(
     descending, index = largest(logits, top_k or vocabulary)
     probability = jax.nn.softmax(descending.astype(jnp.float32))
     # The token that makes the sum reach top_p, up to rounding, still belongs to the nucleus. At
-    # top_p = 1 the test is left out: rounding could let the sum reach 1 early.
+    # top_p = 1 the test is omitted: rounding could let the sum reach 1 early.
     reached_before = jnp.cumsum(probability, axis=-1) - probability
     enough = top_p - ROUNDING if top_p < 1.0 else jnp.inf
     last = jnp.maximum(jnp.sum(reached_before < enough, axis=-1, keepdims=True) - 1, 0)
@@ -64,7 +66,9 @@ def truncate_logits(
 
 
 def largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest values in descending order, and their indices; the lower index first.
+    """Returns the largest values in descending order, and their indices.
+
+    Of equal values, the lower index is first.
 
     `lax.top_k` alone orders by bits: −0 below +0, and also numbers that comparisons flush to 0.
 
@@ -87,11 +91,14 @@ class Decoding(NamedTuple):
     """Settings of sampling completions, shared by training, evaluation and a reward model.
 
     Attributes:
-      max_new_tokens: token budget T, EOS included; 0 takes the task's longest answer.
+      max_new_tokens: token budget T, EOS included; 0 stands for the task's longest answer.
       temperature: divisor of the logits, above 0.
-      top_k: number of most likely tokens to sample from, see `truncate_logits`; 0 is off.
-      top_p: probability that the tokens to sample from must reach, see `truncate_logits`; 1 is off.
-      min_p: share of the largest probability that a token needs, see `truncate_logits`; 0 is off.
+      top_k: number of most likely tokens to sample from, see `truncate_logits`; 0 disables the
+        filter.
+      top_p: probability that the tokens to sample from must reach, see `truncate_logits`; 1 disables
+        the filter.
+      min_p: share of the largest probability that a token needs, see `truncate_logits`; 0 disables the
+        filter.
     """
 
     max_new_tokens: int = 0
@@ -110,7 +117,7 @@ PLAIN = Decoding()
 
 
 def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
-    """Returns the tokens that `truncate_logits` keeps to sample from; None if it keeps all.
+    """Returns the tokens that `truncate_logits` keeps for sampling; None if it keeps all tokens.
 
     Args:
       logits: logits already divided by the temperature, `[…, V]`.
@@ -118,7 +125,8 @@ def kept_tokens(logits: jax.Array, decoding: Decoding) -> jax.Array | None:
         top-k keep at most `unembedding.LISTED` tokens.
 
     Returns:
-      Bool `[…, V]`, or, above `unembedding.HELD`, int32 ids `[…, K]`, with -1 in unused slots.
+      Kept tokens as bool `[…, V]`, or, above `unembedding.HELD`, as int32 ids `[…, K]`, with -1 in
+      unused slots.
     """
     if not decoding.filters:
         return None
@@ -138,7 +146,7 @@ def no_tokens(logits: jax.Array, decoding: Decoding, columns: int) -> jax.Array 
 
 
 class Completions(NamedTuple):
-    """Generated completions, B = P·G rows, group-major.
+    """Generated completions, B = P·G rows in group-major order.
 
     Attributes:
       tokens: tokens with PAD after EOS, or after the token that completes a stop string, `[B, T]`,
@@ -147,8 +155,8 @@ class Completions(NamedTuple):
         the end, `[B, T]`, nats.
       length: number of tokens generated, the last one included, `[B]`, int32.
       ended: True if the end came within the budget, `[B]`, bool.
-      kept: tokens that each token was drawn from, see `kept_tokens`, zeros after the end,
-        `[B, T, …]`; None if drawn from all tokens, or if not requested.
+      kept: tokens that each token was drawn from, see `kept_tokens`, zeros after the end, `[B, T,
+        …]`; None if all tokens are possible, or if not requested.
     """
 
     tokens: jax.Array
@@ -161,7 +169,7 @@ class Completions(NamedTuple):
 def member_keys(keys: jax.Array, group_size: int) -> jax.Array:
     """Returns keys `[P·G]`, group-major, from P prompts' keys: `fold_in(key, g)` for member g.
 
-    Raw keys, which `jax.random.PRNGKey` returns, have one more axis, and stay raw.
+    Raw keys, which `jax.random.PRNGKey` returns, have one more axis, and remain raw.
     """
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
     return fold(keys, jnp.arange(group_size)).reshape(-1, *keys.shape[1:])
@@ -173,7 +181,7 @@ def anywhere(condition: jax.Array) -> jax.Array:
 
     Under `vmap`, a loop with a mapped condition selects between its old and new carry, including
     the cache, in each step, and its mapped counter turns slices into scatters. With this function
-    all seeds run until the last one has ended; until then the others write padding.
+    all seeds run until the last seed has ended; until then the other seeds write padding.
     """
     return condition.any()
 
@@ -193,7 +201,7 @@ def prefill(
     *,
     group_size: int,
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """Reads each prompt once and repeats the result for the members of its group.
+    """Computes each prompt once and repeats the result for the members of its group.
 
     Args:
       model: transformer of the policy.
@@ -201,7 +209,7 @@ def prefill(
       prompt: tokens of the prompts, `[P, L]`, int32, left-padded.
       pad: padding tokens on the left, `[P]`, int32.
       columns: number of columns of the cache.
-      group_size: members of each group, G.
+      group_size: number G of members in each group.
 
     Returns:
       Logits of the first token `[P·G, V]`, the cache, and the members' `pad` `[P·G]`.
@@ -234,7 +242,7 @@ def draw(
     greedy: bool,
     noise: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Draws token t of each row; returns it, its log-probability `[B]` and the kept tokens.
+    """Draws token t of each row; returns the token, its log-probability `[B]` and the kept tokens.
 
     `keys` `[B]` are folded with t, `[]` or `[B]`, and consumed. Unless `greedy`, Gaussian noise of
     std `noise` is added to the logits, before the temperature. Greedy decoding takes the most
@@ -258,14 +266,14 @@ def draw(
 
 
 class DecodeRows(NamedTuple):
-    """B rows between two steps of a decode loop.
+    """Rows of a decode loop between two steps, B in number.
 
     Attributes:
       token: last token of each row, which is fed next, `[B]`, int32.
       pad: padding tokens on the left of the prompt, `[B]`, int32.
       keys: keys `[B]`, typed or raw; token t is drawn with `fold_in(key, t)`.
       cache: keys and values of the earlier tokens.
-      own: state of the caller of `decode`, which returns it; leaves `[B, …]`.
+      own: state that belongs to the caller of `decode` and is returned; leaves `[B, …]`.
     """
 
     token: jax.Array
@@ -294,7 +302,10 @@ def write_column(buffer: jax.Array, column: jax.Array, t: jax.Array) -> jax.Arra
 def write_kept_tokens(
     buffer: jax.Array | None, kept: jax.Array | None, drawn: jax.Array, t: jax.Array
 ) -> jax.Array | None:
-    """Writes the kept tokens `[B, …]` into column t of a buffer; 0 in rows that drew no token."""
+    """Writes the kept tokens `[B, …]` into column t of a buffer.
+
+    0 in rows that did not draw a token.
+    """
     if buffer is None or kept is None:
         return buffer
     return write_column(buffer, jnp.where(drawn[:, None], kept, jnp.zeros_like(kept)), t)
@@ -319,7 +330,7 @@ def decode(
     *,
     steps: int,
 ) -> Any:
-    """Runs the decode loop: emits tokens until no row is alive, in any seed under `vmap`.
+    """Runs the decode loop, which emits tokens until no row is alive, in any seed under `vmap`.
 
     Once only a quarter of the rows are alive, they continue in a loop of a quarter of the width,
     and so on: the cost of a step grows with its width.
@@ -328,7 +339,7 @@ def decode(
       model: transformer of the policy.
       params: parameters of the policy.
       feed: `feed(params, t, rows) -> (logits [B, V], rows)`, reads token t − 1 of every row.
-      emit: `emit(t, logits, rows) -> rows`, appends token t to every row that is alive; the others
+      emit: `emit(t, logits, rows) -> rows`, appends token t to every row that is alive; other rows
         do not change.
       live: `live(rows) -> [B]`, bool, True for rows that have not ended.
       logits: logits of token 0, `[B, V]`.
@@ -336,7 +347,7 @@ def decode(
       steps: largest number of tokens of a row.
 
     Returns:
-      The last element of the tuple `rows`.
+      Last element of the tuple `rows`.
     """
 
     def run(params: Any, t: jax.Array, rows: Any, widths: Sequence[int]) -> Any:
@@ -382,10 +393,11 @@ def generate(
 ) -> Completions:
     """Samples `group_size` completions of each prompt.
 
-    The prefill of a prompt is computed once per group, and its cache repeated for the members.
+    The prefill of a prompt is computed once per group, and the prefill's cache is repeated for the
+    members.
 
     With a filter, a token is drawn from μ(a) = π(a) 1[a ∈ S] / π(S), where S are the tokens that
-    `truncate_logits` keeps, and `log_prob` is log μ(a). If S is recorded, the learner's policy is
+    `truncate_logits` keeps; `log_prob` is log μ(a). If S is recorded, the learner's policy is
     restricted to the same S whatever its parameters (`restricted`): the ratio is 1 at the first
     update and stays finite, and the gradient has no bias −E_μ[A] ∇ log π(S), unlike with log π(a).
 
@@ -396,22 +408,22 @@ def generate(
       pad: padding tokens on the left, `[P]`, int32.
       keys: keys `[P]`, typed or raw, consumed; member g of a group samples token t with
         `fold_in(fold_in(key, g), t)`.
-      group_size: completions per prompt, G.
+      group_size: number G of completions per prompt.
       decoding: budget, above 0, temperature and filters of sampling.
       eos: id that ends a completion, several such ids, or `Ends` with stop strings.
       pad_token: id that fills the rest.
-      greedy: whether to take the most likely token; `log_prob` still uses the temperature.
+      greedy: True to take the most likely token; `log_prob` still uses the temperature.
       noise: std of the noise on the logits, see `draw`.
-      with_kept: whether to record the tokens that each token was drawn from.
+      with_kept: True to record the tokens that each token was drawn from.
 
     Returns:
-      The completions.
+      Sampled `Completions`.
     """
     prompt_length, budget = prompt.shape[1], decoding.max_new_tokens
     ends = eos if isinstance(eos, Ends) else Ends((eos,) if isinstance(eos, int) else tuple(eos))
     row_keys = member_keys(keys, group_size)
     rows = row_keys.shape[0]
-    # The last token is never fed back, so it needs no column.
+    # The last token is never fed back, so it does not need a column.
     columns = prompt_length + budget - 1
     logits, cache, pad = prefill(model, params, prompt, pad, columns, group_size=group_size)
 

@@ -43,7 +43,7 @@ class SamplingSettings:
     )
     top_p: float = static(
         1.0,
-        "sample from the most likely tokens that reach this probability together; 1 for all",
+        "sample from the most likely tokens that reach the probability top_p together; 1 for all",
         within=NUCLEUS,
     )
     min_p: float = static(
@@ -110,7 +110,7 @@ class ModelSettings(Computation):
     tied: bool = static(False, "the output layer of the policy shares the embedding")
     shape: str = static(
         "none",
-        "sizes of a published model in place of those above, with --task=random",
+        "published model whose sizes replace the other sizes, with --task=random",
         choices=("none", *SHAPES),
     )
 
@@ -125,7 +125,7 @@ class ModelSettings(Computation):
             raise ConfigError("kv_heads", f"must divide heads = {self.heads}, got {self.kv_heads}")
 
     def build(self, vocabulary: int, *, outputs: int = 0) -> Transformer:
-        """Builds the model: a policy with `outputs = 0`, a critic with `outputs = 1`."""
+        """Builds the model, a policy with `outputs = 0`, a critic with `outputs = 1`."""
         self.validate()
         if self.shape != "none":
             model = architectures.read(

@@ -1,4 +1,4 @@
-"""Ends of completions: one of some tokens, or a token whose text completes a stop string."""
+"""Finds ends of completions: one of some tokens, or a token whose text completes a stop string."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ class Stops:
       strings: stop strings, none of them empty.
       kind: kind of each token, `[V]`.
       after: next state, `[kinds, states]`.
-      found: True if a stop string is completed on the way to that state, `[kinds, states]`, bool.
+      found: True if a stop string is completed on the way to the next state, `[kinds, states]`,
+        bool.
     """
 
     strings: tuple[str, ...]
@@ -37,7 +38,7 @@ def make_stops(strings: Sequence[str], texts: Sequence[bytes]) -> Stops:
 
     Args:
       strings: stop strings, each of which ends a text.
-      texts: text of each token, `V` of them.
+      texts: text of each of the `V` tokens.
 
     Raises:
       ConfigError: a stop string is empty.

@@ -1,4 +1,4 @@
-"""The interface of a tokenizer, and a tokenizer with one token per character, PAD and EOS."""
+"""Defines the interface of a tokenizer, and a tokenizer of single characters, PAD and EOS."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ class AnyTokenizer(Protocol):
 
     @property
     def pad(self) -> int:
-        """Id that fills rows; never `eos`, but possibly another id of `ends`."""
+        """Id that fills rows, which is never `eos`, but possibly another id of `ends`."""
 
     @property
     def eos(self) -> int:
@@ -40,7 +40,7 @@ class AnyTokenizer(Protocol):
 
 
 class Tokenizer(NamedTuple):
-    """Tokenizer of single characters: PAD is 0, EOS is 1, and the alphabet follows in its order.
+    """Tokenizer of single characters; PAD is 0, EOS is 1, and the alphabet follows in its order.
 
     Attributes:
       characters: characters of the alphabet, each once.
@@ -77,7 +77,8 @@ class Tokenizer(NamedTuple):
         """Returns the ids of `text`, without EOS.
 
         Raises:
-          ConfigError: a character is not in the alphabet; the message names the first one.
+          ConfigError: a character is not in the alphabet; the message names the first such
+            character.
         """
         ids = self.ids
         for character in text:

@@ -1,4 +1,4 @@
-"""Records of the messages and replies in a batch of dialogues."""
+"""Records the messages and replies in a batch of dialogues."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxrl_po.types import PyTree
 
 
 class Conversations(NamedTuple):
-    """B = P·G dialogues, group-major; N tokens after the prompt, at most S of them sampled.
+    """Batch of B = P·G dialogues, group-major; N tokens after the prompt, at most S sampled.
 
     Attributes:
       tokens: messages and replies in turn, without gaps, then PAD, `[B, N]`, int32.

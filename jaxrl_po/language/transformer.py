@@ -1,4 +1,4 @@
-"""A decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
+"""Decoder-only transformer: RMSNorm, RoPE, gated MLP, grouped queries and a static cache.
 
 The defaults suit small models; `architectures` has the settings of pretrained families.
 
@@ -35,13 +35,14 @@ scatter, which is slow on a CPU."""
 
 UNROLLED = 4
 """Largest number of blocks that are compiled one by one, which makes decoding up to twice as fast
-on a CPU. Deeper models scan their blocks, so that compile time does not depend on the number."""
+on a CPU. Deeper models scan their blocks, so that compile time does not depend on the number of
+blocks."""
 
 Cache = tuple[tuple[jax.Array, jax.Array], ...] | tuple[jax.Array, jax.Array]
 """Keys and values: `[B, K, S, C]` of each block, or of all blocks `[B, L, K, S, C]` if scanned.
 
 The axes are in the order of the products, so that a decoding step needs no transpose. A step
-updates both forms in place, but with the second form it copies the block that it reads.
+updates both forms in place, but with the second form the step copies the block that it reads.
 """
 
 LOGICAL_AXES: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -70,38 +71,38 @@ class Transformer(nn.Module):
 
     Attributes:
       vocabulary: size V of the input embedding.
-      outputs: size of the output; 0 takes the vocabulary.
+      outputs: size of the output; 0 stands for the vocabulary.
       width: width D of the residual stream.
       layers: number of blocks.
       heads: number H of query heads.
-      kv_heads: number K of key/value heads, a divisor of H; 0 takes H.
-      head_size: size C of a head, an even number; 0 takes width / heads.
-      mlp_width: width F of the MLP's hidden layer; 0 takes 4·D.
-      gated: whether the MLP is gated, W₃(f(W₁x) ∘ W₂x), in place of W₃f(W₂x).
-      activation: activation f of the MLP; None takes SiLU if the MLP is gated, otherwise GELU, by
-        its tanh formula.
-      tied: whether the output reuses the embedding matrix.
-      tied_scale: scale of the logits if `tied`; 0 takes 1/√D.
+      kv_heads: number K of key/value heads, a divisor of H; 0 stands for H.
+      head_size: size C of a head, an even number; 0 stands for width / heads.
+      mlp_width: width F of the MLP's hidden layer; 0 stands for 4·D.
+      gated: True if the MLP is gated, W₃(f(W₁x) ∘ W₂x), in place of W₃f(W₂x).
+      activation: activation f of the MLP; None stands for SiLU if the MLP is gated, otherwise for
+        GELU, by its tanh formula.
+      tied: True if the output reuses the embedding matrix.
+      tied_scale: scale of the logits if `tied`; 0 stands for 1/√D.
       embedding_scale: scale of the embedded tokens.
-      qkv_bias: whether queries, keys and values have biases.
-      qk_norm: whether each head's queries and keys pass an RMSNorm before they are rotated.
-      query_scale: scale of the attention scores; 0 takes 1/√C.
-      post_norms: whether attention and MLP also pass an RMSNorm before they are added to the
+      qkv_bias: True if queries, keys and values have biases.
+      qk_norm: True if each head's queries and keys pass an RMSNorm before they are rotated.
+      query_scale: scale of the attention scores; 0 stands for 1/√C.
+      post_norms: True if attention and MLP also pass an RMSNorm before they are added to the
         residual stream.
       epsilon: epsilon of every RMSNorm.
       rope: rotary position embedding.
-      windows: for each layer, the number of positions it attends to, its own included; 0 for all.
-        Empty if every layer attends to all positions.
+      windows: for each layer, the number of positions that a position attends to, its own included;
+        0 for all positions. Empty windows mean that every layer attends to all positions.
       window_rope: rotary position embedding of layers with a window; None for `rope`.
-      lora: low-rank adapters, in a separate collection beside `params`; None to disable.
+      lora: low-rank adapters, in a separate collection beside `params`; None disables adapters.
       dtype: type of the matrix products: float32, bfloat16, or float64 if JAX enables it.
-      remat: whether to recompute the activations inside blocks in the backward pass: less memory, a
-        third more time. Microbatches bound the same memory without this cost; remat pays if the
-        activations of one row, or one group, are still too large. On a CPU, XLA's default schedule
-        undoes most of the saving if blocks are not scanned; without
-        `concurrency_optimized_scheduler` it does not.
-      fused_attention: whether to attend, without a cache, in one fused kernel if the target has
-        one: it never stores all scores. The kernel has no forward derivative.
+      remat: True to recompute the activations inside blocks in the backward pass, with less memory
+        and a third more time. Microbatches bound the same memory without the additional time; remat
+        pays if the activations of one row, or one group, are still too large. On a CPU, XLA's
+        default schedule undoes most of the saving if blocks are not scanned; without
+        `concurrency_optimized_scheduler` the saving remains.
+      fused_attention: True to attend, without a cache, in one fused kernel if the target has one:
+        the kernel never stores all scores. A fused kernel does not have a forward derivative.
       constrain: sharding constraint on the activations `[M, D]` between blocks; the default leaves
         them unconstrained.
       over_rows: `over_rows(f)(params, rows)`, computes `f(params, rows)` on the devices of the
@@ -153,23 +154,23 @@ class Transformer(nn.Module):
         """Computes the logits after each new token.
 
         Args:
-          tokens: new tokens, `[B, N]`, int32, left-padded. Positions are relative, so that padding
-            does not change the outputs.
+          tokens: new tokens, `[B, N]`, int32, left-padded. Positions are relative, so padding does
+            not change the outputs.
           pad: padding tokens on the left, `[B]`, int32.
-          cache: keys and values of earlier columns, to be extended; None attends to the new tokens
-            only.
+          cache: keys and values of earlier columns, which the call extends; None attends to the new
+            tokens only.
           start: column of the first new token, 0 without a cache.
-          last: number of last tokens to compute outputs for; 0 for all. For the others the last
-            block computes keys and values only.
-          unembed: whether to compute the outputs; if False, returns the vectors `[…, D]` whose
-            product with `unembedding` gives the outputs.
+          last: number of last tokens to compute outputs for; 0 for all. For all other tokens the
+            last block computes keys and values only.
+          unembed: True to compute the outputs; False returns the vectors `[…, D]` whose product
+            with `unembedding` gives the outputs.
           prompt: prompt of each group of B / P consecutive rows, `[P, L]`, int32, left-padded by
-            `pad` `[P]`; computed once per group. Needs scanned blocks and no cache. The first
-            output of a row is then the output after its prompt.
+            `pad` `[P]`; computed once per group. The argument `prompt` needs scanned blocks and no
+            cache. With `prompt` the first output of a row is the output after its prompt.
 
         Returns:
-          Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without
-          one).
+          Outputs `[B, N or last, V]` in float32 at least, and the extended cache (None without a
+          cache).
         """
         chex.assert_rank([tokens, pad], [2, 1])
         batch, new = tokens.shape
@@ -192,8 +193,8 @@ class Transformer(nn.Module):
         columns_N, keys_S = start + jnp.arange(new), jnp.arange(total)
         behind_NxS = columns_N[:, None] - keys_S[None, :]
         mask_BxNxS = (behind_NxS >= 0)[None] & (keys_S[None, None, :] >= pad[:, None, None])
-        # The tables are constants of the program: computed inside it, sines would be fused and
-        # recomputed for every element that they rotate.
+        # The tables are constants of the program: computed inside the program, sines would be fused
+        # and recomputed for every element that they rotate.
         turns_Nxh, window_turns_Nxh = (
             [
                 jax.lax.dynamic_slice_in_dim(table, start, new)
@@ -282,7 +283,8 @@ class Transformer(nn.Module):
             )(jax.random.split(key, self.layers))
             if self.scanned:
                 return stacked
-            # Draw block by block, so that a seed gives the same parameters as separate modules.
+            # Parameters are drawn block by block, so that a seed gives the same parameters as
+            # separate modules.
             assert self.scope is not None
             apart = UnstackedBlocks(block.attention, block.mlp, self.layers, parent=None)
             drawn = apart.init(self.scope.rngs["params"].rng, *inputs).get(collection, {})
@@ -301,7 +303,8 @@ class Transformer(nn.Module):
             if self.lora is not None:
                 # Adapters are a separate collection, so that the frozen base can live elsewhere.
                 self.variable(ADAPTERS, "blocks", lambda: draw(self.make_rng("params"), ADAPTERS))
-        # Read with `get_variable`: `param` draws them again in every trace, to compare shapes.
+        # Parameters are read with `get_variable`: `param` draws them again in every trace, to
+        # compare shapes.
         held = ("params", ADAPTERS, kernels.BY_OUTPUTS)
         blocks: PyTree = {name: self.get_variable(name, "blocks", {}) for name in held}
         chex.assert_tree_shape_prefix(blocks, (self.layers,))
@@ -326,7 +329,7 @@ class Transformer(nn.Module):
     def _unrolled(
         self, layer: Layer, blocks: PyTree, x_MxD: jax.Array, cache: Any, new: int, last: int
     ) -> tuple[jax.Array, Any]:
-        """Applies the blocks one by one; the last one computes only the outputs that are read."""
+        """Applies the blocks one by one; the last block computes only the outputs that are used."""
         layer = jax.checkpoint(layer, static_argnums=(1, 4, 5)) if self.remat else layer
         apart: Any = self.get_variable(kernels.APART, "blocks")
         caches = []
@@ -377,7 +380,7 @@ class Transformer(nn.Module):
 
     @property
     def size(self) -> int:
-        """Head size C."""
+        """Size C of a head."""
         return self.head_size or self.width // self.heads
 
     @property
@@ -421,13 +424,17 @@ def mark_hidden_matrices(params: PyTree) -> PyTree:
 
 
 def compiled_for(target: Target | None, model: Any) -> Any:
-    """Returns the model compiled for a target; unchanged without a target or if custom."""
+    """Returns the model compiled for a target.
+
+    A custom model, or a model without target, is unchanged.
+    """
     return model.clone(target=target) if target and isinstance(model, Transformer) else model
 
 
-@functools.lru_cache(maxsize=16)  # a run calls it several times, and tracing takes half a second
+# A run calls the function several times, and tracing takes half a second.
+@functools.lru_cache(maxsize=16)
 def _parameter_shapes(model: Transformer, default: jnp.dtype) -> PyTree:
-    del default  # a part of the cache's key: the default type depends on `jax_enable_x64`
+    del default  # part of the cache's key: the default type depends on `jax_enable_x64`
     return jax.eval_shape(
         model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32)
     )

@@ -24,11 +24,13 @@ LISTED = 512
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ListedCategorical:
-    """Categorical over a list of K actions per element; all other actions have probability 0.
+    """Categorical distribution over a list of K actions per element.
+
+    Other actions have probability 0.
 
     Attributes:
       logits: unnormalised log-probabilities of the listed actions, `[E*, K]`.
-      action: the listed actions, -1 in unused slots, `[E*, K]`, int32.
+      action: ids of the listed actions, -1 in unused slots, `[E*, K]`, int32.
 
     Example:
       >>> pair = ListedCategorical(jnp.zeros(3), jnp.array([7, 4, -1]))
@@ -48,17 +50,20 @@ class ListedCategorical:
         return self._in(self.slots().sample(key))
 
     def mode(self) -> jax.Array:
-        """Returns the most likely action, `E*`; the first of the list wins a tie."""
+        """Returns the most likely action, `E*`; the first action in the list wins a tie."""
         return self._in(self.slots().mode())
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Computes the log-probability of `action` `E*`, in nats; -inf if it is not listed."""
+        """Computes the log-probability of `action` `E*`, in nats.
+
+        -inf for an action that is not listed.
+        """
         chex.assert_shape(action, self.logits.shape[:-1])
         chosen = self.action == action[..., None]
         return jnp.max(jnp.where(chosen, self.slots().log_probs(), -jnp.inf), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Computes the entropy `−Σ_a p log p`, `E*`, in nats; 0 with one action."""
+        """Computes the entropy `−Σ_a p log p`, `E*`, in nats; 0 with a single action."""
         return self.slots().entropy()
 
     def kl(self, other: "ListedCategorical") -> jax.Array:
@@ -72,11 +77,11 @@ class ListedCategorical:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unembedded:
-    """Categorical over V tokens with logits `hidden @ matrix`, computed a few rows at a time.
+    """Categorical distribution over V tokens with logits `hidden @ matrix`, few rows at a time.
 
-    Values and gradients equal the ones from `restricted(hidden @ matrix, kept)`. Above `AT_ONCE`
-    logits the backward pass recomputes them: one more product with the matrix saves several arrays
-    of `[E*, V]`.
+    Values and gradients equal those of `restricted(hidden @ matrix, kept)`. Above `AT_ONCE`
+    logits the backward pass recomputes the logits: one more product with the matrix saves several
+    arrays of `[E*, V]`.
 
     Attributes:
       hidden: hidden vectors, `[E*, D]`, float32 at least.
@@ -85,7 +90,7 @@ class Unembedded:
       over_rows: `over_rows(f)(params, rows)`, computes `f(params, rows)` on the devices of the
         rows, see `Transformer`.
       kept: tokens that the policy is restricted to, see `restricted`, `[E*, K]`, int32; None for
-        all.
+        all tokens.
     """
 
     hidden: jax.Array
@@ -164,8 +169,8 @@ class Unembedded:
     ) -> Any:
         """Applies `function(rows, *arrays [C, …]) -> [C]` to C rows at a time, `E*`.
 
-        The function may return several arrays. With another distribution, the function receives
-        the other's rows after the rows of `self`.
+        The function may return several arrays. With another distribution, the function receives the
+        rows of `other` after the rows of `self`.
         """
         shape = self.hidden.shape[:-1]
         each = [self] if other is None else [self, other]
@@ -186,7 +191,7 @@ class Unembedded:
             return function(*distributions, *arrays)
 
         def of_all(matrices: list[jax.Array], rows: Any) -> Any:
-            # Rows that fit at once are not recomputed: that would need as much memory.
+            # Rows that fit at once are not recomputed: recomputation would need as much memory.
             held = jax.tree.leaves(rows)[0].shape[0] <= at_once
             of_rows = of_some if held else jax.checkpoint(of_some)
             return _map_rows(lambda part: of_rows(matrices, *part), rows, at_once)
@@ -201,7 +206,7 @@ def restricted(logits: jax.Array, kept: jax.Array | None) -> Categorical | Liste
     Args:
       logits: logits divided by the temperature, `[E*, V]`.
       kept: tokens S, bool `[E*, V]` or int32 ids `[E*, K]` with -1 in unused slots; None for all
-        tokens. An element without a sample may keep no token: its distribution is an arbitrary
+        tokens. An element without a sample may keep no token: its distribution is then an arbitrary
         finite one.
     """
     if kept is None:
@@ -229,14 +234,14 @@ def next_tokens(
     The batch shape is `[B, last]`, or `[B, S]` with `position`.
 
     Args:
-      model: a `Transformer`, a transformer over a base (`lora.over`), or a custom module.
+      model: `Transformer`, a transformer over a base (`lora.over`), or a custom module.
       params: parameters that the model is applied to.
-      tokens: tokens to read, `[B, N]`, int32, left-padded.
+      tokens: tokens that the model reads, `[B, N]`, int32, left-padded.
       pad: padding tokens on the left, `[B]`, int32.
-      last: number of last tokens; 0 for all.
+      last: number of last tokens; 0 for all tokens.
       temperature: divisor of the logits.
       position: indices of the tokens among the last ones, `[B, S]`, int32 below `last`; None for
-        all.
+        all tokens.
       kept: tokens that the policy is restricted to, see `restricted`, `[B, S, …]`.
       **reading: further arguments of the model, such as `prompt`.
     """
@@ -264,7 +269,10 @@ def _logits(hidden: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def _map_rows(function: Callable[[Any], Any], rows: Any, at_once: int) -> Any:
-    """Applies a function to parts of `at_once` rows and to the shorter rest; leaves `[N, …]`."""
+    """Applies a function to parts of `at_once` rows and to the shorter remainder.
+
+    Leaves `[N, …]`.
+    """
     count = jax.tree.leaves(rows)[0].shape[0]
     whole = count // at_once
     found = []

@@ -14,8 +14,8 @@ from jaxrl_po.language.dialogue import Dialogue, TaskLike
 from jaxrl_po.language.stopping import ends_of
 from jaxrl_po.language.transformer import Transformer
 
-MEASURED = 256  # prompts per measurement of the accuracy
-BETWEEN = 20  # steps between measurements
+MEASURED = 256  # number of prompts per measurement of the accuracy
+BETWEEN = 20  # number of steps between measurements
 
 
 @record
@@ -42,8 +42,8 @@ class WarmStart:
 def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Array) -> jax.Array:
     """Computes the mean score of greedy answers to `MEASURED` fresh prompts of the train split.
 
-    The verifier scores them, since a correct answer need not be the demonstrated one. For a
-    dialogue, the score is the accuracy of its last state. Consumes `key`.
+    The verifier scores the answers, since a correct answer need not be the demonstrated answer. For
+    a dialogue, the score is the accuracy of its last state. Consumes `key`.
     """
     keys = jax.random.split(key, MEASURED)
     decoding = sampling.Decoding(task.answer_length)
@@ -57,7 +57,7 @@ def greedy_accuracy(model: Transformer, params: Any, task: TaskLike, key: jax.Ar
             greedy=True,
         )
         return jax.vmap(task.accuracy)(held.state).mean()
-    # Greedy decoding uses no random numbers, so that it can receive the keys of the prompts.
+    # Greedy decoding does not use random numbers, so it can receive the keys of the prompts.
     prompts = jax.vmap(lambda key: task.sample(key, False))(keys)
     completions = sampling.generate(
         model,
@@ -80,8 +80,8 @@ class WarmStartState(NamedTuple):
     Attributes:
       params: parameters of the policy.
       opt_state: state of Adam.
-      key: random key; it and the number of the step determine all random numbers.
-      accuracy: accuracy as last measured, −1 before the first measurement, `[]`, float32.
+      key: random key, which determines all random numbers together with the number of the step.
+      accuracy: last measured accuracy, −1 before the first measurement, `[]`, float32.
     """
 
     params: Any
@@ -102,17 +102,17 @@ def make_optimizer(settings: WarmStart) -> optax.GradientTransformation:
 
 
 def unfinished(settings: WarmStart, done: Any, accuracy: Any) -> Any:
-    """Returns True if steps remain after `done` steps and the accuracy is below the wanted one."""
+    """Returns True if steps remain after `done` steps and the accuracy is below its target."""
     return (done < settings.steps) & (accuracy < settings.accuracy)
 
 
 def advance(
     model: Transformer, task: TaskLike, settings: WarmStart, fit: WarmStartState, done: Any
 ) -> WarmStartState:
-    """Takes `BETWEEN` more steps, or as many as are left, and measures the accuracy.
+    """Takes `BETWEEN` further steps, or all that are left, and measures the accuracy.
 
     The accuracy is not measured if `settings.accuracy` is 1. A fit that is accurate enough does not
-    change. Pure and jittable.
+    change. The function is pure and jittable.
 
     Args:
       model: transformer of the policy.
@@ -154,7 +154,7 @@ def advance(
 def warm_start(
     model: Transformer, params: Any, task: TaskLike, settings: WarmStart, key: jax.Array
 ) -> Any:
-    """Trains `params` on demonstrations with Adam until accurate enough; is pure and jittable.
+    """Trains `params` on demonstrations with Adam until accurate enough, as a pure function.
 
     Consumes `key`.
 

@@ -1,16 +1,16 @@
 """Times jaxrl_po, rejax, PureJaxRL's loop, brax's PPO and TRL alternately on the same machine.
 
 `make bench` measures every row except the optional ones and writes the table and the picture of
-`docs/benchmarks.md`; `python experiments/benchmarks/bench/bench.py --only=rejax` leaves them in
-`--out`.
+`docs/benchmarks.md`; `python experiments/benchmarks/bench/bench.py --only=rejax` measures one peer
+and leaves table and picture in the folder `--out`.
 
-Each measurement is one process, which compiles, then times. A round has one measurement of
-jaxrl_po and one of the peer, and the next round reverses their order. A first round does not count;
-in it a peer with several ways to run is timed in each, and keeps the fastest.
+Each measurement is one process, which compiles, then times. A round has one measurement of jaxrl_po
+and one of the peer; each round reverses the order of the previous round. The first round does not
+count; a peer that can run in several ways is timed in each way then, and keeps the fastest.
 
-Each peer has its own environment in `.venv/peers`, made on first use from `peers/*.txt`. If a peer
-cannot be installed or fails, only its rows are missing. Started again with the same code on the
-same machine, the benchmark keeps finished rows and repeats those that were noisy.
+Each peer has its own Python environment in `.venv/peers`, created at first use from `peers/*.txt`.
+If a peer cannot be installed or fails, only its rows are missing. A benchmark that is started
+again, with the same code on the same machine, keeps finished rows and repeats noisy ones.
 """
 
 import json
@@ -53,12 +53,12 @@ class Options:
 
 
 class Program:
-    """A program that is timed once per call, in a new process.
+    """Program that is timed once per call, in a new process.
 
     Args:
-      name: name for messages.
+      name: name of the program in messages.
       command: command line of the program.
-      choices: further arguments to choose from; the first round finds the fastest.
+      choices: alternative lists of further arguments; the first round finds the fastest list.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Program:
         return 1.0 / rate(rows[fastest])
 
     def run(self, choice: Sequence[str]) -> dict[str, Any]:
-        """Runs the program; returns the JSON object that it prints last."""
+        """Runs the program; returns the JSON object on its last line."""
         try:
             return timing.last_line([*self.command, *choice], HOUR)
         except RunError as error:
             raise RunError(f"{self.name} ended: {error}") from None
 
     def results(self) -> dict[str, Any]:
-        """Returns the rounds that count, and the arguments that the program ran with."""
+        """Returns the rounds that count, and the arguments of the program in those rounds."""
         rows = self.rows[1:]
         return {
             "rates": [rate(row) for row in rows],
@@ -115,13 +115,15 @@ def rate(row: Mapping[str, Any]) -> float:
 def measure(
     row: rows.Row, rounds: int, given: Mapping[str, Path], *, tiny: bool = False
 ) -> dict[str, Any]:
-    """Times jaxrl_po and the peer alternately; `failed` reports an error in one line, if any.
+    """Times jaxrl_po and the peer alternately.
+
+    An error is reported in one line under the key `failed`.
 
     Args:
       row: comparison to measure.
       rounds: number of rounds that count.
-      given: interpreters by environment, see `libraries.interpreters`.
-      tiny: True measures tiny sizes, see `Options`.
+      given: paths of Python interpreters by environment, see `libraries.interpreters`.
+      tiny: True to measure tiny sizes, see `Options`.
     """
     peer, sizes = libraries.PEERS[row.peer], [*row.sizes, *(row.small if tiny else ())]
     theirs: list[object] = [
@@ -153,7 +155,7 @@ def measure(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs from arguments; returns the exit status."""
+    """Runs the benchmark from command-line arguments; returns the exit status."""
     options = flags.ask(
         argv, "benchmarks/bench/bench.py", "Ours beside its peers, in turns.", Options
     )
@@ -207,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def finished(result: Mapping[str, Any] | None, rounds: int) -> bool:
-    """Returns whether a row is measured in as many rounds and on a quiet machine."""
+    """Returns whether a row already has enough rounds, measured on a quiet machine."""
     if result is None or result["failed"]:
         return False
     return len(result[OURS]["rates"]) >= rounds and not page.noise(result)

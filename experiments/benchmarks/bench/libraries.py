@@ -1,4 +1,4 @@
-"""The libraries to compare with, each in its own environment, made on first use."""
+"""The libraries to compare with, each in its own Python environment, created at first use."""
 
 import os
 import sys
@@ -28,10 +28,12 @@ class Peer(NamedTuple):
 
     Attributes:
       title: name and version of the library.
-      environment: name of its environment, with requirements in `peers/<environment>.txt`.
-      script: script in `peers/`, which prints one JSON object last.
-      arguments: arguments of the script, in every row.
-      repository: repository whose clone is the script's `--source`, if it needs one.
+      environment: name of the library's environment, with requirements in
+        `peers/<environment>.txt`.
+      script: script in `peers/`, whose last line of output is one JSON object.
+      arguments: arguments of the script in every row.
+      repository: repository whose clone is passed to the script as `--source`; None if the script
+        does not need a clone.
     """
 
     title: str
@@ -58,12 +60,15 @@ PEERS = {
 
 
 def environments() -> list[str]:
-    """Returns the names of the environments; each serves one or several libraries."""
+    """Returns the names of the Python environments.
+
+    One environment serves one or several libraries.
+    """
     return sorted({peer.environment for peer in PEERS.values()})
 
 
 def interpreters(pythons: str) -> dict[str, Path]:
-    """Maps environments to interpreters, as `--pythons` lists them."""
+    """Maps names of environments to paths of interpreters, as `--pythons` lists them."""
     known = dict.fromkeys(environments())
     given = {}
     for each in filter(None, pythons.split(",")):
@@ -76,10 +81,10 @@ def interpreters(pythons: str) -> dict[str, Path]:
 
 
 def install(environment: str) -> Path:
-    """Returns the interpreter of an environment, made again if its requirements have changed.
+    """Returns the interpreter of an environment, which is built again if requirements have changed.
 
     Raises:
-      RunError: the environment cannot be made.
+      RunError: the environment cannot be built.
     """
     wanted = BENCHMARKS / "peers" / f"{environment}.txt"
     place = ENVIRONMENTS / environment
@@ -96,7 +101,7 @@ def install(environment: str) -> Path:
 
 
 def clone(repository: Repository) -> Path:
-    """Returns the folder of a repository at its commit, cloned if necessary.
+    """Returns the folder of a repository at its commit; clones the repository if necessary.
 
     Raises:
       RunError: the repository cannot be cloned.

@@ -22,20 +22,20 @@ BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end: written by `m
 
 
 def noise(result: Mapping[str, Any]) -> str:
-    """Describes why a row is doubtful, see `machine.noise`."""
+    """Describes why the measurements of a row are doubtful, see `machine.noise`."""
     programs = {name: result[name] for name in (OURS, THEIRS)}
     rates = {name: each["rates"] for name, each in programs.items()}
     return machine.noise(rates, [share for each in programs.values() for share in each["others"]])
 
 
 def ratios(result: Mapping[str, Any]) -> list[float]:
-    """Computes the speed of jaxrl_po over the peer's, in each round."""
+    """Computes the ratio of jaxrl_po's speed to the peer's speed, in each round."""
     pairs = zip(result[OURS]["rates"], result[THEIRS]["rates"], strict=True)
     return [ours / theirs for ours, theirs in pairs]
 
 
 def shown(values: Sequence[float], form: Callable[[float], str] = "{:.2f}".format) -> str:
-    """Formats the median and the range.
+    """Formats the median of several numbers with their range.
 
     Example:
       >>> shown([1.0, 3.0, 2.0])
@@ -107,7 +107,10 @@ def table(rows: Sequence[Row], results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def draw(measured: Sequence[Row], results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Writes the picture of ratios: median and range of each measured row; noisy rows hollow."""
+    """Draws the picture of speed ratios: median and range of each measured row.
+
+    Noisy rows have hollow markers.
+    """
     with style():
         size = (7.6, 1.4 + 0.36 * len(measured))
         figure = Figure(figsize=size, layout="constrained", dpi=150)
@@ -129,7 +132,7 @@ def draw(measured: Sequence[Row], results: Mapping[str, Mapping[str, Any]], path
 
 
 def put(page: str, text: str) -> str:
-    """Returns the page with the text between its two marks.
+    """Returns the page with the text between two marks replaced.
 
     Raises:
       ConfigError: the page lacks the marks.

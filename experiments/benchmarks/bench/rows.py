@@ -10,16 +10,16 @@ class Row(NamedTuple):
     """One comparison.
 
     Attributes:
-      name: name for `--only`.
+      name: name of the row for `--only`.
       peer: key of `libraries.PEERS`.
-      work: work that both do, for the table.
-      script: script of jaxrl_po in `experiments/benchmarks/`.
-      sizes: arguments of both scripts.
+      work: description of the work that both libraries do, for the table.
+      script: script in `experiments/benchmarks/` that runs jaxrl_po.
+      sizes: arguments that both scripts get.
       small: further arguments with `--tiny`.
       ours: further arguments of jaxrl_po's script.
       theirs: further arguments of the peer's script.
-      choices: ways to run the peer, each a list of further arguments; the fastest counts.
-      optional: True if the row is only measured when `--only` names it in full.
+      choices: ways to run the peer, each a list of further arguments; the fastest way counts.
+      optional: True if the row is measured only when `--only` gives its complete name.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 def cartpole(
     name: str, envs: int, steps: int, seeds: int, total_steps: int, optional: bool = False
 ) -> Row:
-    """Builds the row of PPO on CartPole-v1."""
+    """Builds the row that compares PPO on CartPole-v1."""
     sizes = (f"--envs={envs}", f"--steps={steps}", f"--seeds={seeds}")
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
     return Row(
@@ -52,7 +52,10 @@ def cartpole(
 
 
 def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Lists ways to run PyTorch: on one, half or all processors, each with each `further`."""
+    """Lists ways to run PyTorch: on one, half or all processors.
+
+    Each way is combined with each item of `further`.
+    """
     cores = backend.cores()
     counts = sorted({1, max(1, cores // 2), cores})
     return tuple((f"--threads={n}", *each) for n in counts for each in further or ((),))
@@ -61,9 +64,9 @@ def threads(*further: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 def smollm2(
     name: str, num_prompts: int, tokens: int, *, rank: int = 0, num_microbatches: int = 0
 ) -> Row:
-    """Builds a GRPO row at SmolLM2-135M's shape: 4 completions per prompt, as long as the prompt.
+    """Builds a row of GRPO at SmolLM2-135M's shape: 4 completions per prompt of equal length.
 
-    `num_microbatches` applies to jaxrl_po; 0 takes one microbatch per prompt.
+    The argument `num_microbatches` applies to jaxrl_po; 0 stands for one microbatch per prompt.
     """
     under = f" under adapters of rank {rank}" * bool(rank)
     return Row(

@@ -1,14 +1,15 @@
-"""brax's own PPO on one of its environments: steps per second and compile time.
+"""Measures brax's own PPO on one of its environments: steps per second and compile time.
 
-In its own environment:
+Install and run in a separate environment:
 
     python -m venv brax && brax/bin/pip install -r experiments/benchmarks/peers/brax.txt
     brax/bin/python experiments/benchmarks/peers/brax_ppo.py --env=brax:inverted_pendulum
 
-An iteration equals one of `control.py`: 4 epochs × 4 minibatches of the samples of `--envs`
-environments over `--steps` steps, 64 × 64 tanh, a Gaussian with one scale, normalised observations.
-brax trains in stretches of `--total_steps`: the first two compile, and the best of the other three
-counts. The last line is one JSON object. The script does not import jaxrl_po.
+An iteration has the same work as in `control.py`: 4 epochs × 4 minibatches of the samples of
+`--envs` environments over `--steps` steps, 64 × 64 tanh, a Gaussian with one scale, normalised
+observations. brax trains in stretches of `--total_steps`: the first two stretches compile, and the
+best of the other three counts. The last line is one JSON object. The script does not import
+jaxrl_po.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# JAX has removed a function that brax 0.14.2 calls; here only one device is used.
+# brax 0.14.2 calls a function that JAX has removed; this substitute assumes one device.
 setattr(  # noqa: B010
     jax,
     "device_put_replicated",
@@ -54,7 +55,7 @@ def main() -> None:
         episode_length=1000,
         num_envs=options.envs,
         unroll_length=options.steps,
-        # Number of trajectories of a minibatch.
+        # In brax, `batch_size` is the number of trajectories in a minibatch.
         batch_size=options.envs // 4,
         num_minibatches=4,
         num_updates_per_batch=4,
@@ -71,7 +72,7 @@ def main() -> None:
         ),
         progress_fn=note,
     )
-    # The wall time of training is a sum over stretches.
+    # The wall time that brax reports is a sum over stretches.
     seconds = [after - before for before, after in zip([0.0, *legs], legs, strict=False)]
     row = {
         "steps_per_second": round(max(speeds[2:])),

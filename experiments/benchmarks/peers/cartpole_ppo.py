@@ -1,13 +1,13 @@
-"""PPO on CartPole-v1 by rejax, or by PureJaxRL's loop: steps per second and compile time.
+"""Measures PPO on CartPole-v1 by rejax, or by PureJaxRL's loop: steps per second and compile time.
 
-In its own environment:
+Install and run in a separate environment:
 
     python -m venv rejax && rejax/bin/pip install -r experiments/benchmarks/peers/rejax.txt
     rejax/bin/python experiments/benchmarks/peers/cartpole_ppo.py --library=rejax
 
 PureJaxRL is not a package: `--source` is a clone of its repository. Settings and repetitions equal
-`control.py`: 64 × 64 tanh, 4 epochs × 4 minibatches, the best of three runs. The last line is one
-JSON object. The script does not import jaxrl_po.
+those in `control.py`: 64 × 64 tanh, 4 epochs × 4 minibatches, the best of three runs. The last line
+is one JSON object. The script does not import jaxrl_po.
 """
 
 import argparse
@@ -25,7 +25,7 @@ REPETITIONS = 3
 
 
 def rejax(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
-    """Returns one seed's training by rejax, without evaluation, and its number of steps."""
+    """Returns rejax's training function for one seed, without evaluation, and its step count."""
     import gymnax
     from rejax.algos.ppo import PPO
 
@@ -54,8 +54,8 @@ def rejax(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
 
 
 def purejaxrl(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
-    """Returns one seed's training by PureJaxRL's `ppo.py`, and its number of steps."""
-    # PureJaxRL's wrappers import other suites, which CartPole does not need.
+    """Returns the training function of PureJaxRL's `ppo.py` for one seed, and its step count."""
+    # PureJaxRL's wrappers import other environment suites, which CartPole does not need.
     wrappers = types.ModuleType("brax.envs.wrappers.training")
     wrappers.EpisodeWrapper = wrappers.AutoResetWrapper = object  # type: ignore[attr-defined]
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "navix"):
@@ -85,7 +85,8 @@ def purejaxrl(options: argparse.Namespace) -> tuple[Callable[[Any], Any], int]:
             "ANNEAL_LR": False,
         }
     )
-    # Its metrics would be arrays over all steps; jaxrl_po does not store such arrays either.
+    # PureJaxRL would return metrics as arrays over all steps; jaxrl_po does not store such arrays,
+    # so they are dropped.
     return lambda key: train(key)["runner_state"], options.total_steps // rows * rows
 
 

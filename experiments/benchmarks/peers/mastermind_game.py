@@ -1,4 +1,4 @@
-"""Mastermind as an environment in Python: 3 symbols of 4, found in eight guesses at most."""
+"""Mastermind as an environment in Python: a code of 3 symbols out of 4, at most eight guesses."""
 
 import itertools
 
@@ -8,20 +8,23 @@ TURNS = 8
 
 
 class Mastermind:
-    """Environment whose code is the column `secret`; the library's task has the same reward."""
+    """Environment whose secret code is the dataset column `secret`.
+
+    The library's own task has the same reward.
+    """
 
     def reset(self, secret: str, **columns: object) -> None:
-        """Begins a game."""
+        """Begins a game with the code in the column `secret`."""
         self.secret, self.guesses, self.won = secret, 0, False
 
     def guess(self, code: str) -> str:
-        """Guesses the code.
+        """Compares a guess with the secret code.
 
         Args:
-            code: three symbols from 0 to 3
+            code: guess of three symbols from 0 to 3
 
         Returns:
-            How many symbols are right and in place, and how many are right but misplaced.
+            Number of symbols that are right and in place, and number that are right but misplaced.
         """
         if code not in CODES:
             raise ValueError("no code")

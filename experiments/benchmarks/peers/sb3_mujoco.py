@@ -1,6 +1,6 @@
 """Measures steps per second of Stable-Baselines3's PPO, or sb3-contrib's TRPO, on EnvPool.
 
-In its own environment:
+Install and run in a separate environment:
 
     python -m venv sb3 && sb3/bin/pip install torch==2.13.0 stable-baselines3 sb3-contrib envpool
     sb3/bin/python experiments/benchmarks/peers/sb3_mujoco.py --algorithm=ppo --env=HalfCheetah-v4
@@ -25,7 +25,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 class Pool(VecEnv):
-    """EnvPool for Stable-Baselines3: an environment that ended is reset in the same step."""
+    """EnvPool for Stable-Baselines3.
+
+    An environment whose episode ended is reset in the same step.
+    """
 
     def __init__(self, name: str, num_envs: int, seed: int):
         self.pool = envpool.make(
@@ -64,7 +67,8 @@ class Pool(VecEnv):
         """See `VecEnv`."""
         return [None] * self.num_envs
 
-    # `VecEnv` declares the next two abstract; neither PPO nor TRPO calls them.
+    # `VecEnv` declares the two methods `set_attr` and `env_method` abstract; neither PPO nor TRPO
+    # calls them.
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """See `VecEnv`."""
         raise TypeError("the environments of EnvPool have no Python attributes")
@@ -79,7 +83,7 @@ class Pool(VecEnv):
 
 
 class Clock(BaseCallback):
-    """Times at the end of each rollout."""
+    """Callback that stores the time at the end of each rollout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +125,7 @@ def main() -> None:
         rows = 16 * 64
     clock = Clock()
     model.learn(options.total_steps, callback=clock)
-    seconds = np.diff(clock.times)[1:]  # excludes the first iteration
+    seconds = np.diff(clock.times)[1:]  # the first iteration does not count
     print(json.dumps({"steps_per_second": rows / float(np.median(seconds))}))
 
 

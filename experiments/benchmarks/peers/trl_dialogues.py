@@ -1,11 +1,12 @@
-"""TRL's GRPOTrainer with `environment_factory` on the game of `mastermind_game.py`.
+"""Runs TRL's GRPOTrainer with `environment_factory` on the game of `mastermind_game.py`.
 
-In its own environment, with the folder that `benchmarks/dialogues.py` writes:
+Install in a separate environment and run with the folder that `benchmarks/dialogues.py` writes:
 
     python -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.23.0
 
-It prints the chat template to use (`--template`), or trains: each line of its input starts an
-iteration, after which it prints one JSON object. The script does not import jaxrl_po.
+The script prints the chat template to use (`--template`), or trains: each line on standard input
+starts an iteration, and after each iteration the script prints one JSON object. The script does not
+import jaxrl_po.
 """
 
 import argparse
@@ -48,7 +49,7 @@ class Steps(TrainerCallback):
 
 
 def main() -> None:
-    """Runs from arguments."""
+    """Runs the script from command-line arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--template", action="store_true")
     for name in ("model", "out"):

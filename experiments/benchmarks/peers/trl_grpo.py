@@ -1,15 +1,15 @@
-"""TRL's GRPOTrainer on the work of `language.py`: seconds of one iteration.
+"""Measures TRL's GRPOTrainer on the work of `language.py`: seconds of one iteration.
 
-In its own environment:
+Install and run in a separate environment:
 
     python -m venv trl && trl/bin/pip install -r experiments/benchmarks/peers/trl.txt
     trl/bin/python experiments/benchmarks/peers/trl_grpo.py --width=64 --layers=2 --new_tokens=5
 
-An iteration samples and scores a completion for each row and makes `--updates` gradient steps, with
-DAPO's loss, in float32 on a CPU, with `--lora_rank` under adapters. The model is a Llama with
-random weights and the requested sizes; it does additions if the vocabulary has only digits, and
-reads random words if it is larger. The first iteration does not count; the result is the median of
-the others. The last line is one JSON object. The script does not import jaxrl_po.
+An iteration samples and scores a completion for each row and takes `--updates` gradient steps on
+DAPO's loss, in float32 on a CPU; `--lora_rank` trains adapters. The model is a Llama with random
+weights and the requested sizes; prompts are additions if the vocabulary has only digits, and random
+words if the vocabulary is larger. The first iteration does not count; the result is the median time
+of the other iterations. The last line is one JSON object. The script does not import jaxrl_po.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ROWS = 4096
 
 
 class Clock(TrainerCallback):
-    """Times at the end of each gradient step."""
+    """Callback that stores the time at the end of each gradient step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -47,7 +47,7 @@ class Clock(TrainerCallback):
 
 
 def additions() -> tuple[dict[str, int], Any, list[dict[str, str]]]:
-    """Returns the vocabulary of three-digit addition, the rule to split text, and the prompts."""
+    """Returns the vocabulary of three-digit addition, the pattern to split text, and prompts."""
     rng, rows = random.Random(0), []
     for _ in range(ROWS):
         a, b = rng.randrange(1000), rng.randrange(1000)
@@ -56,7 +56,7 @@ def additions() -> tuple[dict[str, int], Any, list[dict[str, str]]]:
 
 
 def words(size: int, prompt_tokens: int) -> tuple[dict[str, int], Any, list[dict[str, str]]]:
-    """Returns a vocabulary of words, the rule to split text, and prompts of random words."""
+    """Returns a vocabulary of words, the pattern that splits text, and prompts of random words."""
     rng = random.Random(0)
     rows = [
         {"prompt": " ".join(f"w{rng.randrange(size)}" for _ in range(prompt_tokens)), "answer": ""}
@@ -66,7 +66,10 @@ def words(size: int, prompt_tokens: int) -> tuple[dict[str, int], Any, list[dict
 
 
 def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """Returns 1 for a right sum; without an answer, a number computed from the completion."""
+    """Returns 1 for a right sum.
+
+    If the prompt has no answer, a number computed from the completion.
+    """
     return [
         float(text.startswith(right)) if right else len(set(text.split())) % 7 / 6.0
         for text, right in zip(completions, answer, strict=True)

@@ -1,13 +1,14 @@
-"""TRL's GRPOTrainer on the row `alone` of `experiments/studies/smollm2.py`: one seed, equal work.
+"""Runs TRL's GRPOTrainer on the work of row `alone` of `experiments/studies/smollm2.py`, one seed.
 
-Run it in the environment of `trl_grpo.py`, with the files and exported model of row `before`:
+Run the script in the environment of `trl_grpo.py`, with the files and the exported model of row
+`before`:
 
     jaxrl-po export --run=runs/smollm2/before --checkpoint=latest --out=runs/smollm2/model
     trl/bin/python experiments/benchmarks/peers/trl_smollm2.py runs/smollm2
 
-Prompts, reward, sizes, step size and adapters equal the row's. The script writes
-`docs/studies/smollm2/trl.json` in the row's form, after each iteration. It does not import
-jaxrl_po.
+Prompts, reward, sizes, step size and adapters equal those of row `alone`. The script writes
+`docs/studies/smollm2/trl.json`, in the format of the rows, after each iteration. The script does
+not import jaxrl_po.
 """
 
 import json
@@ -31,7 +32,7 @@ Prompts = list[dict[str, str]]
 
 
 def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None:
-    """Writes the row with all results so far."""
+    """Writes the JSON file of the row with all results so far."""
     row = {"settings": {"seeds": 1, "algorithm": "grpo"}, "held_out": held_out, "lines": lines}
     Path("docs/studies/smollm2/trl.json").write_text(
         json.dumps(row, indent=2) + "\n", encoding="utf-8"
@@ -39,14 +40,14 @@ def write(lines: list[dict[str, Any]], held_out: dict[str, list[float]]) -> None
 
 
 class Lines(TrainerCallback):
-    """Lines of the row: accuracy, time and memory of each iteration."""
+    """Callback that stores accuracy, time and memory of each iteration."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
         self.begun = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """See `TrainerCallback`; each step is logged."""
+        """Stores the metrics of a step; see `TrainerCallback`."""
         if "reward" not in logs:
             return
         begun, self.begun = self.begun, time.perf_counter()
@@ -63,7 +64,7 @@ class Lines(TrainerCallback):
 
 
 def prompts(out: Path, name: str) -> Prompts:
-    """Reads the prompts of one of the row's files, in the row's wording, and their answers."""
+    """Reads prompts and answers from one of the row's files, with the row's wording."""
     template = json.loads((out / "before/config.json").read_text(encoding="utf-8"))["task.template"]
     rows = map(json.loads, (out / "sums" / f"{name}.jsonl").read_bytes().splitlines())
     return [
@@ -73,13 +74,13 @@ def prompts(out: Path, name: str) -> Prompts:
 
 
 def score(text: str, answer: str, ended: bool) -> float:
-    """Returns 1 for a completion that ended and whose last number is the answer."""
+    """Returns 1 for a complete completion whose last number is the answer, else 0."""
     numbers = re.findall(r"(?:(?<![\w.)])-)?\d+", text)
     return float(ended and bool(numbers) and numbers[-1] == answer)
 
 
 def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Trains the model; returns it and the lines of the row."""
+    """Trains the model; returns the model and the stored lines."""
 
     def reward(
         completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
@@ -124,7 +125,7 @@ def trained(model: Path, rows: Prompts, tokenizer: Any) -> tuple[Any, list[dict[
 
 
 def accuracy(model: Any, tokenizer: Any, rows: Prompts, **how: Any) -> float:
-    """Returns the share of prompts, each asked once, with a right answer."""
+    """Returns the share of prompts with a right answer, with one completion each."""
     scores = []
     for part in (rows[i : i + 64] for i in range(0, len(rows), 64)):
         asked = tokenizer([row["prompt"] for row in part], return_tensors="pt", padding=True)
@@ -136,7 +137,7 @@ def accuracy(model: Any, tokenizer: Any, rows: Prompts, **how: Any) -> float:
 
 
 def main() -> None:
-    """Trains, evaluates on held-out prompts, and writes the row."""
+    """Trains the model, evaluates it on held-out prompts, and writes the row's file."""
     out = Path(sys.argv[1])
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(out / "model", padding_side="left")

@@ -1,4 +1,4 @@
-"""A published claim, tested on many seeds: its statement, its criteria, and the verdict."""
+"""Published claim to test on many seeds: its statement, its criteria, and its verdict."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +10,19 @@ import numpy.typing as npt
 from jaxrl_po.run.store import statistics
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told here"
-LEVEL = 0.05  # level of significance for all comparisons of a claim together
-LEAST_SEEDS = 5  # fewest seeds of an arm in a setting for a verdict
+LEVEL = 0.05  # significance level for all comparisons of a claim together
+LEAST_SEEDS = 5  # smallest number of seeds that an arm needs in a setting for a verdict
 REPLICATES = 10_000
 
 Scores = npt.NDArray[np.float64]
 Curves = Mapping[str, Scores]
-"""Map from a name to `[S, E]`: S runs, E evaluations."""
+"""Map from the name of a quantity to `[S, E]`: S runs, E evaluations."""
 Score = Callable[[Curves], Scores]
-"""`(curves of runs, [S, E] each) -> [S]`, one number per run."""
+"""`(curves of runs, [S, E] each) -> [S]`, returns one number per run."""
 
 
 def last(name: str, of: int = 1) -> Score:
-    """Builds a score: the mean of the last evaluations of a quantity.
+    """Builds a score: the mean of a quantity over the last evaluations.
 
     Example:
       >>> last("greedy_accuracy", of=2)({"greedy_accuracy": np.array([[0.0, 0.5, 1.0]])}).tolist()
@@ -32,11 +32,11 @@ def last(name: str, of: int = 1) -> Score:
 
 
 class Arm(NamedTuple):
-    """One arm of the comparison.
+    """Arm of the comparison.
 
     Attributes:
-      flags: name to value, for each flag of the arm.
-      tuned: numeric flag that is tuned for this arm.
+      flags: map from the name of a flag to its value in this arm.
+      tuned: name of the numeric flag that is tuned for this arm.
       values: grid of the tuned flag, ascending; extended if the best value lies at its edge.
     """
 
@@ -46,14 +46,14 @@ class Arm(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Statement that an arm's score exceeds another's, or a level, by more than a margin.
+    """Statement that an arm's score exceeds another arm's, or a level, by more than a margin.
 
     Attributes:
-      arm: name of the arm.
-      than: name of another arm, or None for the level 0.
-      by: margin; negative for "at least as good, up to".
-      settings: names of the settings that the two are compared in; empty for all.
-      score: score to compare in place of the claim's, or None.
+      arm: name of the first arm.
+      than: name of the other arm, or None to compare with the level 0.
+      by: margin; negative for a claim of "at least as good, up to the margin".
+      settings: names of the settings that the two arms are compared in; empty for all settings.
+      score: score that replaces the claim's score in this comparison, or None.
     """
 
     arm: str
@@ -76,27 +76,27 @@ class Comparison(NamedTuple):
 class Claim(NamedTuple):
     """A claim with its criteria for and against it, stated before anything runs.
 
-    It holds if every comparison holds; it fails if the opposite of one is shown.
+    A claim holds if every comparison holds, and fails if the opposite of one comparison is shown.
 
     Attributes:
       statement: claim in one sentence.
       source: publication of the claim.
-      arms: name to arm.
-      settings: environments, or tasks and sizes: name to flags.
-      comparisons: comparisons that must hold.
-      score: `(curves) -> [S]`, the number of each run that is compared.
+      arms: map from names to arms.
+      settings: map from names to flags: environments, or tasks and sizes.
+      comparisons: comparisons that the claim states.
+      score: `(curves) -> [S]`, returns the number of each run that is compared.
       measure: meaning of the score in words, with its unit.
-      flags: flags of every run.
-      warm_start: flags of one initial policy for each setting, from which all its runs start;
-        empty to start from random policies.
-      objective: `(curves) -> [S]`, the number of each run to maximise by tuning.
+      flags: flags of all runs.
+      warm_start: flags that train one initial policy in each setting, from which all runs of the
+        setting start; empty to start from random policies.
+      objective: `(curves) -> [S]`, returns the number of each run that tuning maximises.
       evaluations: number of evaluations of each run.
       seeds: number of seeds of each arm in each setting.
-      tuning_seeds: seeds of each value while tuning; none of them is used again.
-      limits: limits of the verdict's validity.
-      ranges: setting to the scores that count as 0 and as 1 there, if settings have different
-        scales; empty for scores that are compared unchanged.
-      seeds_in: number of seeds in settings that have fewer.
+      tuning_seeds: number of seeds for each value while tuning; reported runs have other seeds.
+      limits: text that states the limits of the verdict's validity.
+      ranges: map from a setting to its scores that count as 0 and as 1, if settings have different
+        scales; empty if scores are compared unchanged.
+      seeds_in: map from a setting to its number of seeds, for settings that have fewer seeds.
     """
 
     statement: str
@@ -117,11 +117,11 @@ class Claim(NamedTuple):
     seeds_in: Mapping[str, int] = {}
 
     def flags_of(self, setting: str, arm: Arm, value: float) -> dict[str, Any]:
-        """Returns the flags of an arm in a setting, at a value of its tuned flag."""
+        """Returns the flags of an arm in a setting, with a value of the arm's tuned flag."""
         return {**self.flags, **self.settings[setting], **arm.flags, arm.tuned: value}
 
     def seeds_of(self, setting: str, num_values: int) -> tuple[int, int]:
-        """Returns the seeds of an arm in a setting, and of each of its values while tuning."""
+        """Returns the numbers of seeds of an arm in a setting, reported and per tuned value."""
         if setting not in self.seeds_in:
             return self.seeds, self.tuning_seeds
         seeds = self.seeds_in[setting]
@@ -133,7 +133,7 @@ class Claim(NamedTuple):
         return ((score or self.score)(tuned.curves) - low) / (high - low)
 
     def settings_of(self, arm: str) -> list[str]:
-        """Returns the settings that need an arm."""
+        """Returns the names of the settings in which an arm is compared."""
         wanted: dict[str, None] = {}
         for comparison in self.comparisons:
             if arm in (comparison.arm, comparison.than):
@@ -142,7 +142,7 @@ class Claim(NamedTuple):
 
 
 def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Combines settings: every combination of one from each part, such as tasks and sizes.
+    """Combines settings: every combination of one setting from each part, such as tasks and sizes.
 
     Example:
       >>> crossed({"sums": {"task": "addition"}}, {"small": {"model.width": 32}})
@@ -156,12 +156,12 @@ def crossed(*parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 class Tuned(NamedTuple):
-    """An arm in a setting, after tuning.
+    """Result of tuning an arm in a setting.
 
     Attributes:
-      value: value of the flag that was tuned.
-      inside: True if a value on either side of it was tried.
-      curves: curves of the runs with that value, on new seeds.
+      value: best value of the tuned flag.
+      inside: True if smaller and larger values were tried too.
+      curves: curves of the runs with the best value, on new seeds.
     """
 
     value: float
@@ -174,12 +174,12 @@ class Outcome(NamedTuple):
 
     Attributes:
       comparison: comparison that was tested.
-      difference: difference of the two arms, see `centre`.
-      low: lower end of its 95 % interval.
-      high: upper end of its 95 % interval.
-      each: `(difference, low, high)` in each setting.
-      improvement: probability that a run of the arm exceeds one of the other; the mean over the
-        settings.
+      difference: difference between the scores of the two arms, see `centre`.
+      low: lower end of the difference's 95 % interval.
+      high: upper end of the difference's 95 % interval.
+      each: `(difference, low, high)` of each setting.
+      improvement: probability that a run of the first arm exceeds a run of the other arm; the mean
+        over the settings.
       p: two-sided p-value of the hypothesis that the difference is the margin, uncorrected.
       verdict: verdict with Holm's correction over the comparisons of the claim.
     """
@@ -197,8 +197,8 @@ class Outcome(NamedTuple):
 def centre(arm: Sequence[Scores]) -> Scores:
     """Computes the mean over settings of the interquartile mean over runs, `[S, …]` each to `[…]`.
 
-    Settings are not pooled before the tails are cut: if their levels differ, that would cut
-    entire settings.
+    Runs of different settings are not pooled before the tails are cut: if the levels of settings
+    differ, cutting pooled runs would remove entire settings.
 
     Example:
       >>> float(centre([np.array([0.0, 0.1, 0.1, 0.2]), np.array([0.8, 0.9, 0.9, 1.0])]))
@@ -208,7 +208,7 @@ def centre(arm: Sequence[Scores]) -> Scores:
 
 
 def resampled(arm: Sequence[Scores], seed: int) -> Scores:
-    """Computes centres of resampled runs, `[R]`, resampled within each setting."""
+    """Computes the centres of resampled runs, `[R]`; runs are resampled within each setting."""
     draw = np.random.default_rng(seed).integers
     return centre([runs[draw(len(runs), size=(len(runs), REPLICATES))] for runs in arm])
 
@@ -242,9 +242,10 @@ def difference(
 def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
     """Computes the two-sided p of a permutation test that two arms have the same centre.
 
-    The arms are arguments as in `difference`. Runs change arms within a setting; without a second
-    arm they change signs. The test holds its level for any number of runs, where a bootstrap of
-    few runs is too narrow, and p is at least 1 / 10,001.
+    The arguments x, y and by have the same meaning as in `difference`. The permutations exchange
+    runs of the two arms within a setting; without a second arm they flip signs of runs. The test
+    holds its level for any number of runs, whereas a bootstrap of few runs has too narrow
+    intervals; p is at least 1 / 10,001.
 
     Example:
       >>> permuted([np.array([2.0, 3.0])], [np.array([0.0, 1.0])]) > 0.2  # 2 of 6 ways
@@ -270,7 +271,7 @@ def permuted(x: Sequence[Scores], y: Sequence[Scores] | None) -> float:
 def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
     """Applies Holm's procedure, which rejects the k-th smallest p at `level / (m − k + 1)`.
 
-    True stands for a rejected hypothesis. Holm 1979.
+    True in the result stands for a rejected hypothesis. Holm 1979.
 
     Example:
       >>> holm([0.04, 0.01, 0.03])
@@ -285,11 +286,11 @@ def holm(p: Sequence[float], level: float = LEVEL) -> list[bool]:
 
 
 def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outcome]:
-    """Computes the outcome of every comparison.
+    """Computes the outcome of every comparison of a claim.
 
     Args:
       claim: claim that was tested.
-      results: setting to arm to its tuned runs.
+      results: map from a setting to a map from an arm to its tuned runs.
     """
     found = [compare(claim, comparison, results) for comparison in claim.comparisons]
     verdicts = []
@@ -307,7 +308,10 @@ def judge(claim: Claim, results: Mapping[str, Mapping[str, Tuned]]) -> list[Outc
 def compare(
     claim: Claim, comparison: Comparison, results: Mapping[str, Mapping[str, Tuned]]
 ) -> Outcome:
-    """Computes the outcome of one comparison, without a verdict; see `judge` for arguments."""
+    """Computes the outcome of one comparison, without a verdict.
+
+    `judge` documents the arguments.
+    """
     settings = comparison.settings or tuple(claim.settings)
 
     def scores(arm: str) -> list[Scores]:
@@ -328,9 +332,11 @@ def compare(
 def with_failures(
     x: Sequence[Scores], y: Sequence[Scores] | None
 ) -> tuple[list[Scores], list[Scores] | None]:
-    """Replaces a NaN run by the worst of both arms; returns scores of both, in each setting.
+    """Replaces the score of a NaN run by the worst score of both arms.
 
-    Without a second arm the level 0 counts as one of the scores.
+    Returns the scores of both arms, in each setting.
+
+    Without a second arm the level 0 is included when the worst score is taken.
 
     Example:
       >>> x, y = with_failures([np.array([0.9, np.nan])], [np.array([0.5, 0.4])])
@@ -349,7 +355,10 @@ def with_failures(
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """Returns the claim's verdict: it holds if all comparisons hold, and fails if one fails."""
+    """Returns the claim's verdict.
+
+    The claim holds if all comparisons hold, and fails if one comparison fails.
+    """
     each = [outcome.verdict for outcome in outcomes]
     if FAILS in each:
         return FAILS
@@ -357,7 +366,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
 
 
 def interval(centre: float, low: float, high: float) -> str:
-    """Formats a number with its interval.
+    """Formats a number with its confidence interval.
 
     Example:
       >>> interval(0.5, 0.4, 0.61)
@@ -367,7 +376,7 @@ def interval(centre: float, low: float, high: float) -> str:
 
 
 def shown(claim: Claim, setting: str, name: str, tuned: Tuned) -> str:
-    """Formats an arm in a setting: its score, and the tuned value that reached it."""
+    """Formats the score of an arm in a setting, and the tuned value that reached the score."""
     scores = statistics.worst_if_missing(claim.scores(setting, tuned))
     low, high = (float(end) for end in statistics.bootstrap_interval(scores))
     edge = "" if tuned.inside else ", at the edge of what was tried"

@@ -1,10 +1,10 @@
 """Does GRPO fall behind PPO in control, when its groups are episodes from one initial state?
 
-`python experiments/studies/claims/critic_in_control.py --out=runs/critic_in_control`. The paper
-groups unrelated episodes of a batch; here the G episodes of a group share their initial state. Both
-methods have the same policy, clip and environment steps; steps that are simulated after the end of
-an episode, up to its time limit, count for GRPO. Each has the number of epochs that a sweep found
-for it on CartPole.
+Run the study by `python experiments/studies/claims/critic_in_control.py
+--out=runs/critic_in_control`. The paper groups unrelated episodes of a batch; in this study the G
+episodes of a group share their initial state. PPO and GRPO have the same policy, clip and number of
+environment steps; for GRPO, steps that are simulated after the end of an episode, up to its time
+limit, count too. Each method has the number of epochs that a sweep found for it on CartPole.
 """
 
 import trial
@@ -37,7 +37,7 @@ GRPO = {
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     end = last("greedy_return", of=3)
     return Claim(
         statement="Without a critic GRPO falls behind PPO in control, except on CartPole, also "

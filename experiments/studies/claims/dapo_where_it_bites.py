@@ -1,11 +1,12 @@
 """Does each of DAPO's ingredients help where it acts?
 
-`python experiments/studies/claims/dapo_where_it_bites.py --out=runs/dapo_where_it_bites`. In
-docs/studies/ablation.md few ratios reach a clip, few completions the budget, and most groups are
-informative, so that study cannot tell. Here each ingredient is tested alone, in a setting where it
+Run the study by `python experiments/studies/claims/dapo_where_it_bites.py
+--out=runs/dapo_where_it_bites`. In docs/studies/ablation.md few ratios reach a clip, few
+completions reach the budget, and most groups are informative, so that ablation cannot show the
+effect of an ingredient. This study tests each ingredient alone, in a setting where the ingredient
 acts: several steps per batch for clip-higher, a budget that completions reach for the filtering of
-overlong ones, completions of many lengths for their soft penalty and for the mean over tokens, and,
-for dynamic sampling, prompts where two groups in five have only one outcome.
+overlong completions, completions of many lengths for the soft length penalty and for the mean over
+tokens, and, for dynamic sampling, prompts where two groups in five have equal outcomes.
 """
 
 from typing import Any
@@ -28,9 +29,11 @@ REGIMES: dict[str, dict[str, Any]] = {
         "config.num_epochs": 4,
         "config.num_minibatches": 4,
     },
-    # The budget is as long as a right answer; at first a quarter of the completions exceed it.
+    # The budget is as long as a right answer; initially a quarter of the completions exceed the
+    # budget.
     "tight budget": small.TASKS["sorting"],
-    # Right answers have 3 tokens or more, demonstrations 8 to 16; the last 5 tokens cost reward.
+    # Right answers have 3 tokens or more, demonstrations 8 to 16; the last 5 tokens of the budget
+    # cost reward.
     "many lengths": SUMS,
     "one outcome": {"task": "addition", "task.num_digits": 3, "problem.group_size": 4},
 }
@@ -47,7 +50,7 @@ ACTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     arms = {"none": OFF} | {name: OFF | switches for name, (switches, _) in ACTS.items()}
     return Claim(
         statement="Each of DAPO's five ingredients alone raises the accuracy where it acts",

@@ -1,7 +1,7 @@
 """Is the accuracy a function of the entropy alone, R = −a·exp(H) + b, whatever the method?
 
-`python experiments/studies/claims/entropy_law.py --out=runs/entropy_law`. The paper fits a and b to
-a run, and predicts the rest of the run from its first part.
+Run the study by `python experiments/studies/claims/entropy_law.py --out=runs/entropy_law`. The
+paper fits a and b to a run, and predicts the rest of the run from its first part.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import trial
 from claim import Arm, Claim, Comparison, Curves, Scores, crossed
 
 COMPLETIONS, EVALUATIONS = 100 * 128, 50
-EARLY = 0.36  # first share of the run, which predicts its end in the paper
+EARLY = 0.36  # share of a run from which the paper predicts the run's end
 
 
 def fitted(curves: Curves, share: float) -> tuple[Scores, Scores]:
@@ -24,8 +24,8 @@ def fitted(curves: Curves, share: float) -> tuple[Scores, Scores]:
 def explained(curves: Curves) -> Scores:
     """Computes the share of the variance of the accuracy that the law explains, R², `[S]`.
 
-    An accuracy of n completions has its own variance R(1 − R) / n, which no law explains: it is
-    subtracted from both variances.
+    An accuracy of n completions has a sampling variance R(1 − R) / n, which no law explains: the
+    sampling variance is subtracted from both variances.
     """
     law, run = fitted(curves, 1.0)
     noise = (run * (1.0 - run)).mean(axis=1) / (COMPLETIONS / EVALUATIONS)
@@ -33,13 +33,13 @@ def explained(curves: Curves) -> Scores:
 
 
 def foretold(curves: Curves) -> Scores:
-    """Computes minus the error of the early-fitted law in the final accuracy, `[S]`."""
+    """Computes minus the error in the final accuracy that the early-fitted law predicts, `[S]`."""
     law, run = fitted(curves, EARLY)
     return -np.abs(law[:, -5:].mean(axis=1) - run[:, -5:].mean(axis=1))
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     arms = {
         name: Arm({"algorithm": name}, "config.learning_rate", small.STEP_SIZES)
         for name in ("grpo", "dr_grpo", "reinforce_pp")

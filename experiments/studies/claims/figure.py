@@ -15,10 +15,10 @@ def save(outcomes: Sequence[Outcome], title: str, x_label: str, path: Path) -> N
     """Writes a figure of differences with their intervals, one below another.
 
     Args:
-      outcomes: Outcome of each comparison: bold over all settings, then in each.
+      outcomes: Outcome of each comparison, drawn bold over all settings, then in each setting.
       title: Text above the figure, wrapped.
-      x_label: Label with the unit.
-      path: PNG file.
+      x_label: Label of the horizontal axis, with the unit.
+      path: Path of the PNG file.
     """
     rows = []
     for each in outcomes:
@@ -38,7 +38,8 @@ def save(outcomes: Sequence[Outcome], title: str, x_label: str, path: Path) -> N
         axes.axvline(0.0, color=QUIET, linewidth=0.8)
         axes.set_yticks(range(len(rows)), [label for label, *_ in rows])
         axes.invert_yaxis()
-        # Relative to the figure, not the axes: long labels leave the axes little space.
+        # The margin is relative to the figure, not to the axes: long labels leave the axes little
+        # space.
         above = "\n".join(textwrap.wrap(title, 95))
         figure.suptitle(above, x=0.01, ha="left", fontsize=11, fontweight="bold")
         axis = f"{x_label}: differences with 95 % intervals; dashed: the margin"

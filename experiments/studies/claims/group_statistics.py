@@ -1,4 +1,4 @@
-"""Do better estimates of a group's mean and standard deviation help, or a larger sum over √G?
+"""Do better estimates of a group's mean and standard deviation help, or sums divided by √G?
 
 `python experiments/studies/claims/group_statistics.py --out=runs/group_statistics` tests extensions
 that reviews of GRPO propose.
@@ -8,18 +8,18 @@ import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
 
-BATCH = 128  # completions generated in an iteration, by every arm
+BATCH = 128  # completions that every arm generates in an iteration
 
 
 def group(size: int, **switches: object) -> Arm:
-    """Builds an arm with groups of one size."""
+    """Builds an arm whose groups have one size."""
     sizes = {"problem.group_size": size, "problem.num_prompts": BATCH // size}
     asked = {f"config.{name}": value for name, value in switches.items()}
     return Arm(sizes | asked, "config.learning_rate", small.STEP_SIZES)
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     return Claim(
         statement="GRPO learns more from the same completions with running estimates of a prompt's "
         "mean and std, with some samples for the estimates alone, or with a sum over √G",

@@ -1,9 +1,10 @@
 """Does PPO's lead over TRPO come from its code-level additions?
 
-`python experiments/studies/claims/implementation_matters.py --out=runs/implementation_matters`.
-Value clipping, the decay of the step size, scaled rewards, normalised observations and orthogonal
-initialisation, each method with all of them and without any; TRPO has no step size and no clipped
-loss, so its additions are the last three.
+Run the study by `python experiments/studies/claims/implementation_matters.py
+--out=runs/implementation_matters`. The additions are value clipping, the decay of the step size,
+scaled rewards, normalised observations and orthogonal initialisation; each method is trained with
+all additions and without any. TRPO has no step size and no clipped loss, so it has only the last
+three additions.
 """
 
 import trial
@@ -13,7 +14,7 @@ MUJOCO = "gymnasium:InvertedPendulum-v5"
 EVALUATIONS = 10
 SHORT = {"problem.num_envs": 4, "total_steps": 100 * 512}
 LONG = {"problem.num_envs": 16, "total_steps": 100 * 2048}
-# Settings that were found for PPO alone on Pendulum are not used in any arm.
+# No arm uses the settings that were found for PPO alone on Pendulum.
 SAME = {
     "network.initial_log_std": 0.0,
     "network.critic_width": 0,
@@ -37,8 +38,8 @@ RADII = "config.max_kl", (3e-3, 1e-2, 3e-2, 1e-1)
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
-    # The score covers the whole run, since every arm solves the easy problems in the end.
+    """Builds the claim, with the criteria for and against it."""
+    # The score covers all of a run, since every arm solves the easy problems in the end.
     mean_return = last("greedy_return", of=EVALUATIONS)
     return Claim(
         statement="PPO leads TRPO by its code-level additions: with them TRPO is as good, and "

@@ -1,7 +1,7 @@
 """Does GRPO's division by completion length make wrong completions longer, and is there a cure?
 
-`python experiments/studies/claims/length_bias.py --out=runs/length_bias`. Neither arm divides by
-the rewards' standard deviation, so that the divisor is their only difference.
+Run the study by `python experiments/studies/claims/length_bias.py --out=runs/length_bias`. Neither
+arm divides by the rewards' standard deviation, so the arms differ only in the division by length.
 """
 
 import small
@@ -13,7 +13,7 @@ EACH, FIXED = "divided by its length", "divided by the budget"
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     length, accuracy = last("wrong_length"), last("greedy_accuracy")
     return Claim(
         statement="Dividing each completion's loss by its length makes wrong completions longer; "

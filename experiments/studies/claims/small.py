@@ -1,4 +1,4 @@
-"""Settings of several claims: tasks that are learned in minutes, two model sizes, step sizes."""
+"""Settings that several claims share: tasks learned in minutes, two model sizes, step sizes."""
 
 from typing import Any
 

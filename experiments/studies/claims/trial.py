@@ -1,8 +1,9 @@
-"""Tests a claim on many seeds: the command of each claim, and `python experiments/study.py`.
+"""Command of each claim and of `python experiments/study.py`: tests a claim on many seeds.
 
-The claim is stored before anything is trained. In each setting each arm is tuned on its own seeds,
-and then trained on others, each time by `run.sweep` in a folder of `arms`. `table.txt` and
-`verdict.png` hold the result; finished sweeps are not repeated, and `--resume` continues.
+The claim is stored before any training starts. In each setting each arm is tuned on its own seeds,
+and then trained on other seeds, each time by `run.sweep` in a subfolder of `arms`. The files
+`table.txt` and `verdict.png` hold the result; finished sweeps are not repeated, and `--resume`
+continues a study.
 """
 
 import argparse
@@ -23,16 +24,19 @@ from claim import Arm, Claim, Curves, Tuned
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
 
-EXTENSIONS = 2  # most extensions of a tuned grid while its best value lies at an edge
-# Base seeds: tuning and reported runs have no seed in common.
+EXTENSIONS = 2  # largest number of extensions of a tuned grid, while the best value lies at an edge
+# Base seeds, chosen so that tuning and reported runs have no seed in common.
 TUNING, REPORTED = 1, 0
 ARMS, CONFIG = "arms", "config.json"
 FILES = ("table.txt", "verdict.json", "verdict.png", CONFIG)
-ON_HOST = ("reward", "tools")  # flags of code that runs outside the program
+ON_HOST = ("reward", "tools")  # flags of code that runs outside the compiled program
 
 
 def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
-    """Returns the parser of the command's flags; `--claim` is required without a claim."""
+    """Returns the parser of the command's flags.
+
+    `--claim` is required if the script has no claim of its own.
+    """
     made = argparse.ArgumentParser(
         "python experiments/study.py", description=__doc__, allow_abbrev=False
     )
@@ -47,14 +51,17 @@ def parser(claim: Claim | None = None) -> argparse.ArgumentParser:
 
 
 def experiment(flags: Mapping[str, Any]) -> run.Experiment:
-    """Returns the experiment of flags, whose names may have a section and a dot."""
+    """Returns the experiment that flags describe.
+
+    The name of a flag may have a section and a dot.
+    """
     plain = {name: value for name, value in flags.items() if "." not in name}
     over = {name: value for name, value in flags.items() if "." in name}
     return run.Experiment(**plain, over=over)
 
 
 def stated(claim: Claim) -> dict[str, Any]:
-    """Returns the claim in its stored form, without the code of its scores."""
+    """Returns the claim in its stored form, without the functions that compute scores."""
     code = ("score", "objective", "limits")
     compared = [{**each._asdict(), "score": each.score is not None} for each in claim.comparisons]
     return {
@@ -66,7 +73,7 @@ def stated(claim: Claim) -> dict[str, Any]:
 
 
 def check(claim: Claim) -> None:
-    """Raises ConfigError for a claim with an unknown name, or a claim that cannot be tested."""
+    """Raises ConfigError for a claim with an unknown name, or for a claim that cannot be tested."""
     if not claim.comparisons:
         raise ConfigError("claim", "must have a comparison")
     for each in claim.comparisons:
@@ -97,14 +104,14 @@ def check(claim: Claim) -> None:
 
 
 class Runs(NamedTuple):
-    """The runs of an arm in a setting.
+    """Runs of an arm in a setting.
 
     Attributes:
       claim: Claim of the study.
       setting: Name of the setting.
       name: Name of the arm.
       shared: Flags of all runs of the study in this setting.
-      place: Folder of the sweeps.
+      place: Folder that holds the sweeps.
     """
 
     claim: Claim
@@ -115,16 +122,16 @@ class Runs(NamedTuple):
 
     @property
     def arm(self) -> Arm:
-        """Arm that is tuned."""
+        """Arm whose flag is tuned."""
         return self.claim.arms[self.name]
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """Numbers of seeds, see `Claim.seeds_of`."""
+        """Numbers of seeds for tuning and for reported runs, see `Claim.seeds_of`."""
         return self.claim.seeds_of(self.setting, len(self.arm.values))
 
     def admits(self, value: float) -> bool:
-        """Returns whether the tuned flag may have a value."""
+        """Returns whether the range of the tuned flag includes a value."""
         try:
             experiment(self.claim.flags_of(self.setting, self.arm, value))
         except ConfigError:
@@ -132,7 +139,10 @@ class Runs(NamedTuple):
         return True
 
     def train(self, values: Sequence[float], seeds: int, base_seed: int) -> list[Curves]:
-        """Returns curves for each value, `[S, E]`; a finished sweep is read, not trained again."""
+        """Returns curves for each tuned value, `[S, E]`.
+
+        A finished sweep is loaded, not trained again.
+        """
         kind = "tuning" if base_seed == TUNING else "reported"
         place = self.place / " ".join([kind, *(f"{value:g}" for value in values)])
         if not (place / "table.txt").exists():
@@ -151,7 +161,10 @@ class Runs(NamedTuple):
 
 
 def curves_of(place: Path) -> Curves:
-    """Returns the curves of a sweep, `[N, E]`, in the order of its values; NaN without a sample."""
+    """Returns the curves of a sweep, `[N, E]`, in the order of its values.
+
+    NaN for missing samples.
+    """
     parts = []
     for path in sorted(place.glob("programs/*/metrics.jsonl"), key=lambda x: int(x.parent.name)):
         lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
@@ -162,7 +175,7 @@ def curves_of(place: Path) -> Curves:
 
 
 def beyond(edge: Sequence[float], count: int) -> list[float]:
-    """Returns values beyond the second of two values, in the same ratio, ascending.
+    """Returns the values that follow two values in the same ratio, in ascending order.
 
     Example:
       >>> beyond([2.0, 4.0], 3), beyond([2.0, 1.0], 1)
@@ -173,7 +186,7 @@ def beyond(edge: Sequence[float], count: int) -> list[float]:
 
 
 def tune(runs: Runs) -> tuple[float, bool]:
-    """Returns the value with the best objective, and whether both sides of it have worse ones."""
+    """Returns the value with the best objective, and whether values on both sides are worse."""
     claim, asked, found = runs.claim, list(runs.arm.values), dict[float, float]()
     for _ in range(1 + EXTENSIONS):
         curves = runs.train(asked, runs.seeds[1], TUNING)
@@ -186,12 +199,12 @@ def tune(runs: Runs) -> tuple[float, bool]:
         further = beyond(tried[-2:] if best == tried[-1] else tried[1::-1], len(runs.arm.values))
         asked = list(filter(runs.admits, further))
         if not asked:
-            break  # the best value is at the limit of the flag's range
+            break  # the best value is the largest or smallest that the flag admits
     return best, False
 
 
 def carry_out_arms(claim: Claim, out: Path, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Tunes and trains every arm in every setting that compares it."""
+    """Tunes and trains every arm in every setting in which the arm is compared."""
     results: dict[str, dict[str, Tuned]] = {}
     for i, setting in enumerate(claim.settings, 1):
         begun = {**shared, **begin(claim, setting, out / f"warm start {i}", shared)}
@@ -207,7 +220,7 @@ def carry_out_arms(claim: Claim, out: Path, shared: Mapping[str, Any]) -> dict[s
 
 
 def first(claim: Claim, setting: str) -> dict[str, Any]:
-    """Returns the flags of the initial policy of a setting, before training by any method."""
+    """Returns the flags that train the initial policy of a setting, before any method trains it."""
     shared = {**claim.flags, **claim.settings[setting], "seeds": 1, "total_steps": 0}
     of_method = re.compile(r"algorithm$|config\.")
     own = {name: value for name, value in shared.items() if not of_method.match(name)}
@@ -215,7 +228,10 @@ def first(claim: Claim, setting: str) -> dict[str, Any]:
 
 
 def begin(claim: Claim, setting: str, place: Path, shared: Mapping[str, Any]) -> dict[str, str]:
-    """Makes the initial policy of a setting, unless it exists; returns the flag to load it."""
+    """Trains the initial policy of a setting, unless it exists.
+
+    Returns the flag that loads the policy.
+    """
     if not claim.warm_start:
         return {}
     if not (place / "summary.json").exists():
@@ -226,10 +242,13 @@ def begin(claim: Claim, setting: str, place: Path, shared: Mapping[str, Any]) ->
 
 
 def prepare(out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Returns the stored claim of the study to resume, empty for a new study; writes nothing.
+    """Returns the stored claim of a study to resume, or an empty claim for a new study.
+
+    Writes no files.
 
     Raises:
-      ConfigError: the folder holds files and neither switch is set, or it does not hold a study.
+      ConfigError: the folder holds files and neither `--resume` nor `--overwrite` is set, or the
+        folder does not hold a study.
     """
     if resume and overwrite:
         raise ConfigError("resume", "must be left out with overwrite: give one of them")
@@ -299,13 +318,16 @@ def load(source: str) -> Claim:
 
 
 def main(argv: Sequence[str], claim: Claim | None = None) -> int:
-    """Runs the command, or a claim whose file is the script; returns its exit status."""
+    """Runs the command, or the claim of a script; returns the exit status."""
     options = parser(claim).parse_args(argv)
     return carry_out(load(options.claim) if claim is None else claim, options)
 
 
 def entry(claim: Claim | None = None) -> NoReturn:
-    """Runs `main` and exits with its status: 2 with one line for invalid flags."""
+    """Runs `main` and exits with its status.
+
+    For invalid flags the status is 2, with one line of message.
+    """
     try:
         sys.exit(main(sys.argv[1:], claim))
     except ConfigError as error:

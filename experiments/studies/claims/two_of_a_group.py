@@ -1,18 +1,18 @@
 """Are two completions per prompt as good as sixteen, at equal numbers of completions?
 
-2-GRPO says that GRPO with G = 2 is as good as with G = 16. Run it by `python
-experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
+The paper on 2-GRPO states that GRPO with G = 2 is as good as GRPO with G = 16. Run the study by
+`python experiments/studies/claims/two_of_a_group.py --out=runs/two_of_a_group`.
 """
 
 import small
 import trial
 from claim import Arm, Claim, Comparison, crossed, last
 
-BATCH = 128  # completions of an iteration
+BATCH = 128  # completions per iteration
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     groups = {
         f"G = {size}": Arm(
             {"problem.group_size": size, "problem.num_prompts": BATCH // size},

@@ -1,9 +1,10 @@
 """Is a critic worth its cost: PPO against GRPO at equal completions, time and memory?
 
-`python experiments/studies/claims/worth_of_a_critic.py --out=runs/worth_of_a_critic`. The critic is
-a second transformer of the policy's size. With it a completion takes twice the time and twice the
-memory, so GRPO gets twice the completions for the same cost: in twice the iterations, or in
-batches twice as large.
+Run the study by `python experiments/studies/claims/worth_of_a_critic.py
+--out=runs/worth_of_a_critic`. The critic is a second transformer of the policy's size. With a
+critic, a completion takes twice the time and twice the
+memory, so GRPO gets twice the completions at equal cost: in twice the iterations, or in batches
+twice as large.
 """
 
 import small
@@ -14,7 +15,7 @@ COMPLETIONS = 100 * 128
 
 
 def claim() -> Claim:
-    """States the claim, and the criteria for and against it."""
+    """Builds the claim, with the criteria for and against it."""
     groups = {
         "algorithm": "grpo",
         "problem.num_prompts": 16,

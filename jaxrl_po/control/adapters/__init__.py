@@ -1,1 +1,4 @@
-"""Environments of other suites as `Environment`: one small module per suite, which imports it."""
+"""Environments of other suites as `Environment`.
+
+Each suite has a small module, which imports it.
+"""

@@ -1,4 +1,4 @@
-"""Environments of brax, such as `brax:hopper`, from its physics without its wrappers."""
+"""Builds environments of brax, such as `brax:hopper`, from brax's physics without its wrappers."""
 
 from typing import Any
 
@@ -28,13 +28,14 @@ def make(
     """Builds an environment of brax.
 
     Args:
-      name: one of `names()`.
-      backend: physics backend: spring, positional, generalized or mjx; returns of different
-        backends are not comparable.
-      max_steps: time limit of an episode; brax's environments have none.
-      reset_interval: steps between resets, see `with_episodes`. 1 costs 8 % of the speed of a
-        rollout of inverted_pendulum and a quarter of hopper's (64 environments, two cores).
-      **arguments: arguments of the environment's constructor, such as `reset_noise_scale`.
+      name: name of an environment, one of `names()`.
+      backend: name of the physics backend: spring, positional, generalized or mjx; returns of
+        different backends are not comparable.
+      max_steps: time limit of an episode; brax's environments have no time limit of their own.
+      reset_interval: number of steps between resets, see `with_episodes`. A value of 1 costs 8 % of
+        the speed of a rollout of inverted_pendulum and a quarter of hopper's (64 environments, two
+        cores).
+      **arguments: further arguments of the environment's constructor, such as `reset_noise_scale`.
 
     Raises:
       ConfigError: the environment refuses a value, does not support the backend, or does not run

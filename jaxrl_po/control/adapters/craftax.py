@@ -1,8 +1,9 @@
 """Craftax 1.6.
 
-The suite's time limit is set out of reach, since its `done` does not tell a time limit from an end.
-Pixels environments have floats in [0, 1]; their first use draws textures, which takes a minute, and
-writes them into the folder of the installed package.
+The suite's time limit is set out of reach, since the suite's `done` does not distinguish a time
+limit from another end. Observations of Pixels environments are floats in [0, 1]; the first use of
+such an environment draws textures, which takes a minute, and writes them into the folder of the
+installed package.
 """
 
 import math
@@ -20,7 +21,7 @@ from jaxrl_po.control.spaces import Spaces, read_spaces
 from jaxrl_po.types import PyTree
 
 NEVER = 2**31 - 1
-# Height, width and kinds of the map, the first part of the vector of a Symbolic environment.
+# Height, width and kinds of the map, which is the first part of a Symbolic environment's vector.
 MAPS = {
     "Craftax-Symbolic-v1": full.get_map_obs_shape(),
     "Craftax-Classic-Symbolic-v1": classic.get_map_obs_shape(),
@@ -36,21 +37,22 @@ def names() -> list[str]:
 def make(
     name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
 ) -> Environment:
-    """Builds the environment of that name.
+    """Builds the environment with a name.
 
     The vector of a Symbolic environment is split into two observations: `map` `[H, W, kinds]`,
     bytes, 255 for each kind that a cell is or holds, and `player`, its inventory and condition.
 
     Args:
-      name: one of `names()`.
-      max_steps: time limit; None takes the suite's, 100,000, or 10,000 for Craftax-Classic.
-      reset_interval: steps between resets, see `with_episodes`. 1 costs nine tenths of the speed
-        of a rollout (64 environments, two cores).
+      name: name of an environment, one of `names()`.
+      max_steps: time limit of an episode; None stands for the suite's limit, 100,000, or 10,000 for
+        Craftax-Classic.
+      reset_interval: number of steps between resets, see `with_episodes`. A value of 1 costs nine
+        tenths of the speed of a rollout (64 environments, two cores).
       arguments: values for fields of the environment's `EnvParams`, such as `day_length`.
 
     Raises:
-      ConfigError: a count below 1.
-      TypeError: an argument that `EnvParams` does not have.
+      ConfigError: a count is below 1.
+      TypeError: `EnvParams` does not have an argument.
     """
     env = make_craftax_env_from_name(name, auto_reset=False)
     limit = env.default_params.max_timesteps if max_steps is None else max_steps
@@ -74,7 +76,7 @@ def make(
 
 
 def make_dynamics(env: Any, params: Any, spaces: Spaces) -> Dynamics:
-    """Returns the dynamics of the suite's object; its time limit in `params` is out of reach."""
+    """Returns the dynamics of the suite's object, whose time limit in `params` is out of reach."""
 
     def reset(key: jax.Array) -> tuple[PyTree, PyTree]:
         observation, state = env.reset_env(key, params)

@@ -18,12 +18,12 @@ from jaxrl_po.types import PyTree
 
 
 class Dynamics(NamedTuple):
-    """A suite's environment without a time limit and without automatic resets.
+    """Suite's environment without a time limit and without automatic resets.
 
     Attributes:
-      reset: `reset(key) -> (observation, state)`; consumes `key`.
-      step: `step(key, state, action) -> (observation, state, reward, terminated)` with an action in
-        the environment's units; consumes `key`.
+      reset: `reset(key) -> (observation, state)`, begins an episode; consumes `key`.
+      step: `step(key, state, action) -> (observation, state, reward, terminated)`, takes an action
+        in the environment's units; consumes `key`.
       actions: spaces with the actions, from `spaces.read_action_space` or `spaces.box_actions`.
     """
 
@@ -33,11 +33,11 @@ class Dynamics(NamedTuple):
 
 
 def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: PyTree) -> PyTree:
-    """Computes `new(*arguments)` where `asked`, else `old`.
+    """Computes `new(*arguments)` where `asked` is True, otherwise `old`.
 
-    Under `vmap` over environments, `new` runs for an eighth of them at a time, until every
-    environment that asked has its result: usually zero or one round in a step. Some suites take
-    many times as long to draw a starting state as to make a step.
+    Under `vmap` over environments, `new` runs for an eighth of the environments at a time, until
+    every environment whose `asked` is True has its result: usually zero or one round in a step.
+    Some suites take many times as long to draw a starting state as to take a step.
     """
 
     @custom_vmap
@@ -59,7 +59,8 @@ def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: 
 
         def renew(carry: tuple[jax.Array, PyTree]) -> tuple[jax.Array, PyTree]:
             asked, states = carry
-            # Surplus rows have an index out of bounds: computed, as the last one, and dropped.
+            # Surplus rows have an index out of bounds: their results equal the last row's, and are
+            # dropped.
             rows = jnp.nonzero(asked, size=at_once, fill_value=size)[0]
             drawn = jax.vmap(new)(
                 *jax.tree.map(lambda x: x[jnp.minimum(rows, size - 1)], arguments)
@@ -78,12 +79,12 @@ def where(asked: jax.Array, new: Callable[..., PyTree], arguments: PyTree, old: 
 
 
 class EpisodeState(NamedTuple):
-    """The state of one environment.
+    """State of one environment.
 
     Attributes:
       state: state of the suite's environment.
-      length: `[]`, int32, steps of the episode so far.
-      start: observation and state that start the next episode; () if each step draws its own.
+      length: `[]`, int32, number of steps of the episode so far.
+      start: observation and state that start the next episode; () if each step draws a new start.
       used: `[]`, bool, True if an episode has begun with `start`.
     """
 
@@ -96,19 +97,19 @@ class EpisodeState(NamedTuple):
 def with_episodes(
     name: str, dynamics: Dynamics, *, max_steps: int, reset_interval: int
 ) -> Environment:
-    """Returns the environment whose episodes end by themselves or after `max_steps` steps.
+    """Returns an environment whose episodes end by themselves or after `max_steps` steps.
 
     Args:
       name: name of the environment, for messages.
       dynamics: environment without time limit and resets, see `Dynamics`.
-      max_steps: time limit; an episode that reaches it without ending is truncated.
-      reset_interval: 1 draws a starting state in every step, needed or not. n > 1 keeps one ready
-        for each environment and replaces the used ones every n steps of a rollout. An environment
-        that needs a second one within n steps draws it in that step, so that no two episodes
-        share a draw.
+      max_steps: time limit; an episode that reaches the limit without ending is truncated.
+      reset_interval: number of steps between resets; 1 draws a starting state in every step, needed
+        or not. With n > 1 each environment has a starting state ready, and used states are replaced
+        every n steps of a rollout. An environment that needs a second starting state within n steps
+        draws it in that step, so that no two episodes share a draw.
 
     Raises:
-      ConfigError: a count below 1, or legal actions that do not fit the actions.
+      ConfigError: a count is below 1, or legal actions do not fit the actions.
     """
     max_steps = check_size("env", max_steps, part=f"{name}: max_steps")
     reset_interval = check_size("env", reset_interval, part=f"{name}: reset_interval")
@@ -148,7 +149,7 @@ def with_episodes(
         return following, Transition(observation, reward, terminated, truncated, final)
 
     def held_start(key: jax.Array, start: PyTree, used: jax.Array) -> PyTree:
-        """Returns the start that was drawn ahead; a new one if it was used."""
+        """Returns the start that was drawn ahead, or a new start if that one was used."""
         return where(used, begin, (key,), start)
 
     def refresh(key: jax.Array, running: EpisodeState) -> EpisodeState:

@@ -1,7 +1,7 @@
-"""Environments of Jumanji.
+"""Builds environments of Jumanji.
 
-Its environments report a time limit as a termination, so their own limit is set to `max_steps + 1`,
-which is never reached. The reward of SearchAndRescue depends on that limit.
+Jumanji's environments report a time limit as a termination, so their own limit is set to `max_steps
++ 1`, which is never reached. The reward of SearchAndRescue depends on its own time limit.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import LEGAL, Observation, Spaces, box_actions
 from jaxrl_po.types import PyTree
 
-# Time limit for an environment without one; only Game2048 has episodes of that length.
+# Time limit for an environment without a limit; only Game2048 has episodes of such a length.
 MAX_STEPS = 10_000
 STEPS = ("step_count", "step")
 
@@ -36,25 +36,28 @@ def make(
     mask: bool = True,
     **arguments: Any,
 ) -> Environment:
-    """Builds the environment of that name.
+    """Builds the environment with a name.
 
-    The policy sees a dictionary of floats without the mask of legal actions. A bounded integer
-    (a position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep their
-    numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) are one
-    choice among all pairs; with several agents there is a choice for each. If no action is legal,
-    all are allowed: the suite then ends the episode or does nothing. Rewards of agents are summed.
+    The policy sees a dictionary of floats without the mask of legal actions. A bounded integer (a
+    position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep their
+    numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) become one
+    choice among all pairs; with several agents there is a choice for each agent. If no action is
+    legal,
+    all actions are allowed: the suite then ends the episode or ignores the action. Rewards of
+      several agents are summed.
 
     Args:
-      name: one of `names()`.
-      max_steps: time limit; None takes the suite's `time_limit`, or 10,000 if it has none.
-      reset_interval: steps between resets, see `with_episodes`.
-      mask: True restricts the policy to legal actions. If False, illegal actions are played; most
-        suites then end the episode.
+      name: name of an environment, one of `names()`.
+      max_steps: time limit of an episode; None stands for the suite's `time_limit`, or for 10,000
+        if the environment has none.
+      reset_interval: number of steps between resets, see `with_episodes`.
+      mask: True restricts the policy to legal actions. If `mask` is False, illegal actions are
+        played; most suites then end the episode.
       arguments: arguments of the environment's constructor, such as `num_rows`.
 
     Raises:
-      ConfigError: a count below 1, or levels that cannot be downloaded.
-      TypeError: an argument that the constructor does not take.
+      ConfigError: a count is below 1, or levels cannot be downloaded.
+      TypeError: the constructor does not take an argument.
     """
     label = f"jumanji:{name}"
     try:
@@ -65,12 +68,13 @@ def make(
     limit = (own or MAX_STEPS) if max_steps is None else max_steps
     if own:
         env = jumanji.make(name, **(arguments | {"time_limit": limit + 1}))
-    spec = env.observation_spec  # read outside tracing: the suite would store the tracers
+    spec = env.observation_spec  # computed outside tracing: the suite would store the tracers
 
     def observe(raw: Any) -> Observation:
         legal = getattr(raw, LEGAL, None) if mask else None
         if legal is not None:
-            # If none is legal, such as when a snake is enclosed, any action ends the episode.
+            # If no action is legal, for example when a snake is enclosed, any action ends the
+            # episode.
             legal = jnp.asarray(legal, bool).reshape(groups, -1)
             legal = (legal | ~legal.any(axis=1, keepdims=True)).reshape(-1)
         return Observation(_read("", spec, raw, limit), None, legal)
@@ -82,8 +86,9 @@ def make(
     def step(
         key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[Observation, PyTree, jax.Array, jax.Array]:
-        # The state holds one key for all later steps. Without a fresh key, all branches from one
-        # state, and episodes with equal starts, would have the same random numbers.
+        # The state of the suite holds one key for all later steps. Without a fresh key, all
+        # branches from one state, and episodes with equal starts, would have the same random
+        # numbers.
         state, timestep = env.step(state.replace(key=key), action)
         ended = (timestep.discount == 0).all()
         return observe(timestep.observation), state, timestep.reward.sum(), ended
@@ -116,7 +121,7 @@ def _read_actions(label: str, spec: Any, mask: Any) -> Spaces:
         return box_actions(label, spec.minimum, spec.maximum, spec.shape)
     if isinstance(spec, specs.MultiDiscreteArray):
         choices = tuple(int(n) for n in spec.num_values)
-    else:  # the bound of MultiCVRP is too high by one
+    else:  # the bound of MultiCVRP's space is too high by one
         choices = (mask.shape[1],) * mask.shape[0]
     if mask is not None and mask.shape == choices:
         return Spaces(

@@ -1,4 +1,4 @@
-"""Environments of MuJoCo Playground, such as `playground:CheetahRun`, without its wrappers."""
+"""Builds environments of MuJoCo Playground, such as `playground:CheetahRun`, without wrappers."""
 
 import subprocess
 from typing import Any
@@ -24,17 +24,18 @@ def make(
     """Builds an environment of Playground.
 
     Args:
-      name: one of `names()`.
-      max_steps: time limit of an episode; None takes `episode_length` of the environment's config,
-        divided by its `action_repeat`.
-      reset_interval: steps between resets, see `with_episodes`. 1 costs half of the speed of a
-        rollout of CartpoleBalance (64 environments, two cores).
-      **config_overrides: values of the environment's config; nested keys as "reward_config.scales".
-        `impl`, the implementation of the physics, is `jax` unless they set it to `warp`.
+      name: name of an environment, one of `names()`.
+      max_steps: time limit of an episode; None stands for `episode_length` of the environment's
+        config, divided by the config's `action_repeat`.
+      reset_interval: number of steps between resets, see `with_episodes`. A value of 1 costs half
+        of the speed of a rollout of CartpoleBalance (64 environments, two cores).
+      **config_overrides: values of the environment's config; nested keys are written as
+        "reward_config.scales". The entry `impl`, the implementation of the physics, is `jax` unless
+        an override sets it to `warp`.
 
     Raises:
       ConfigError: assets are missing and cannot be downloaded, or the environment refuses a value.
-      TypeError: the config has no such field, or its value is of another type.
+      TypeError: the config does not have a field, or the field's value is of another type.
     """
     of_suite = f"playground:{name}"
     config = registry.get_default_config(name).lock()
@@ -58,7 +59,8 @@ def make(
             f"{of_suite} needs robots of MuJoCo Menagerie, which Playground downloads by git into "
             f"its own folder, and the download failed: {_one_line(error)}",
         ) from error
-    except (ValueError, NotImplementedError) as error:  # MJX raises either for a missing feature
+    # MJX raises one of the two for a missing feature.
+    except (ValueError, NotImplementedError) as error:
         raise ConfigError("env", f"{of_suite}: {_one_line(error)}") from error
     return with_episodes(
         of_suite,

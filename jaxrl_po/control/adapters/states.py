@@ -1,6 +1,7 @@
-"""Environments with brax's interface, `reset(rng)` and `step(state, action)`, as `Dynamics`.
+"""Wraps environments with brax's interface, `reset(rng)` and `step(state, action)`, as `Dynamics`.
 
-Brax and MuJoCo Playground share it: one state has physics, observation, reward, done and info.
+Brax and MuJoCo Playground share this interface: one state has physics, observation, reward, done
+  and info.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from jaxrl_po.types import PyTree
 def unwrap_dynamics(env: Any, *, action_repeat: int = 1) -> Dynamics:
     """Returns the dynamics of an environment without any of its suite's wrappers.
 
-    Actions are in [-1, 1]; a suite scales them itself if an actuator has other limits.
+    Actions are in [-1, 1]; the suite itself scales an action if an actuator has other limits.
 
     Args:
       env: environment with `reset(rng) -> state`, `step(state, action) -> state`, `action_size`.
-      action_repeat: steps of `env` in one step, under the same action. Rewards are summed; whether
-        the episode has ended is read after the last, as in the suites' wrapper.
+      action_repeat: number of steps of `env` in one step, under the same action. Rewards are
+        summed; the end of an episode is checked after the last repetition, as in the suites'
+        wrapper.
     """
 
     def reset(key: jax.Array) -> tuple[PyTree, Any]:
@@ -32,11 +34,11 @@ def unwrap_dynamics(env: Any, *, action_repeat: int = 1) -> Dynamics:
     def step(
         key: jax.Array, state: Any, action: jax.Array
     ) -> tuple[PyTree, Any, jax.Array, jax.Array]:
-        # Copies its dictionaries, because some environments write into them.
+        # The dictionaries of the state are copied, because some environments write into them.
         state, reward = jax.tree.map(lambda x: x, state), jnp.zeros(())
         if "rng" in state.info:
-            # The state holds the key of all later steps. Then episodes that start alike, and all
-            # members of a group, would draw the same noise.
+            # The state holds the key of all later steps. Without a fresh key, episodes that start
+            # alike, and all members of a group, would draw the same noise.
             typed = jnp.issubdtype(state.info["rng"].dtype, jax.dtypes.prng_key)
             state.info["rng"] = key if typed else jax.random.key_data(key)
         for _ in range(action_repeat):
@@ -48,9 +50,11 @@ def unwrap_dynamics(env: Any, *, action_repeat: int = 1) -> Dynamics:
 
 
 def read_observation(raw: Any) -> PyTree:
-    """Returns the observation of a state; a `privileged_state` is all that the critic reads.
+    """Returns the observation of a state.
 
-    In these suites `privileged_state` includes everything that the policy sees.
+    The critic reads only a `privileged_state`, if there is one.
+
+    In Brax and Playground `privileged_state` includes everything that the policy observes.
 
     Example:
       >>> read_observation({"state": jnp.zeros(2), "privileged_state": jnp.zeros(3)}).critic.shape

@@ -1,4 +1,4 @@
-"""XLand-MiniGrid and its ports of MiniGrid tasks."""
+"""Builds environments of XLand-MiniGrid and its ports of MiniGrid tasks."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxrl_po.control.environment import Environment
 from jaxrl_po.control.spaces import Spaces
 from jaxrl_po.types import PyTree
 
-# Exceeds every number in the code of a goal or rule: kinds (at most 14), tiles, colours.
+# The number exceeds every number in the code of a goal or rule: kinds (at most 14), tiles, colours.
 CODES = 16
 
 
@@ -32,25 +32,28 @@ def make(
     benchmark: str = "",
     **arguments: Any,
 ) -> Environment:
-    """Builds the environment of that name.
+    """Builds the environment with a name.
 
-    The policy sees `image` `[view_size, view_size, tiles + colours]`, both one-hot, and the agent's
-    `direction` `[4]`; in XLand also `goal` and `rules`, the suite's codes, one-hot. The object that
-    the agent carries is hidden, as in the suite.
+    The policy observes `image` `[view_size, view_size, tiles + colours]`, both one-hot, and the
+    agent's `direction` `[4]`; in XLand also `goal` and `rules`, the suite's codes, one-hot. The
+    object that the agent carries is hidden, as in the suite.
 
     Args:
-      name: one of `names()`.
-      max_steps: time limit; None takes the suite's. The reward at a goal falls to 0.1 at the limit.
-      reset_interval: steps between resets, see `with_episodes`.
-      view_size: side of the square that the agent sees, odd, at least 3; None takes the suite's.
-      benchmark: set of goals and rules, for XLand; each episode draws one of them. The name of a
-        benchmark of the suite, downloaded at its first use, or a path to a benchmark file.
+      name: name of an environment, one of `names()`.
+      max_steps: time limit of an episode; None stands for the suite's limit. The reward at a goal
+        falls to 0.1 at the time limit.
+      reset_interval: number of steps between resets, see `with_episodes`.
+      view_size: side of the square that the agent observes, odd, at least 3; None stands for the
+        suite's size.
+      benchmark: set of goals and rules, for XLand; each episode draws one goal with its rules. The
+        benchmark is the name of a benchmark of the suite, downloaded at its first use, or a path to
+        a benchmark file.
       arguments: values for fields of the environment's parameters, such as `height`.
 
     Raises:
-      ConfigError: a count below 1, a view of another size, or a benchmark that is missing, cannot
-        be read or is given for MiniGrid.
-      TypeError: an argument that the parameters do not have.
+      ConfigError: a count is below 1, a view has another size, or a benchmark is missing, cannot be
+        read or is given for MiniGrid.
+      TypeError: the parameters do not have an argument.
     """
     label, xland = f"xminigrid:{name}", name.startswith("XLand")
     if view_size is not None:
@@ -64,7 +67,8 @@ def make(
         wrong = f"must be given, {known} or a file" if xland else "must be empty: its goal is fixed"
         raise ConfigError("env", f"{label}: benchmark {wrong}")
     env, params = xminigrid.make(name, **arguments)
-    # The suite's reward at a goal depends on its time limit, which is set to `max_steps` too.
+    # The suite's reward at a goal depends on the suite's time limit, which is set to `max_steps`
+    # too.
     if max_steps is not None:
         params = params.replace(max_steps=max_steps)
     assert params.max_steps is not None

@@ -15,7 +15,7 @@ DIALOGUES: dict[str, tuple[type, Callable[..., Dialogue]]] = {
     "higher_lower": (HigherLowerSettings, higher_lower),
     "calculator": (CalculatorSettings, calculator),
 }
-"""`{name: (settings, make)}`: for each dialogue the record of its flags and the function that
+"""Map `{name: (settings, make)}`: for each dialogue the record of its flags and the function that
 builds the dialogue from their values.
 """
 

@@ -1,4 +1,4 @@
-"""Sums with a calculator: the policy may ask for values before it answers."""
+"""Defines sums with a calculator: the policy may ask for values before it answers."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,9 @@ class CalculatorSettings:
     num_digits: int = common.static(
         6, "digits of a number", unit="digits", within=Interval(1, MAX_DIGITS)
     )
-    tool: bool = static(True, "reply with the values of expressions; off, to see their worth")
+    tool: bool = static(
+        True, "reply with the values of expressions; off measures the worth of the calculator"
+    )
     max_turns: int = common.static(3, "messages, the answer included", within=Interval(1, 64))
 
 
@@ -31,7 +33,7 @@ class CalculatorState(NamedTuple):
 
     Attributes:
       terms: the two numbers to add, `[2]`, int32.
-      turns: messages so far, `[]`, int32.
+      turns: number of messages so far, `[]`, int32.
       used: True if the calculator gave a value and a turn was left to use it, `[]`, bool.
       right: True if the answer was right, `[]`, bool.
     """
@@ -46,10 +48,10 @@ class Expression(NamedTuple):
     """Parser state of an expression, numbers joined by `+`.
 
     Attributes:
-      total: sum of the numbers before the one being read, `[]`, int32.
-      number: number being read, `[]`, int32.
-      digits: digits of that number so far, `[]`, int32.
-      plus: `+` signs so far, `[]`, int32.
+      total: sum of the numbers before the current number, `[]`, int32.
+      number: value of the current number so far, `[]`, int32.
+      digits: number of digits of the current number so far, `[]`, int32.
+      plus: number of `+` signs so far, `[]`, int32.
       legal: True while the expression is valid, `[]`, bool.
     """
 
@@ -65,22 +67,21 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
 
     The prompt is `123456+654321?`. A message that begins with `=` is the answer and ends the
     dialogue: `=777777` and EOS. Any other message is an expression, one number or two joined by
-    `+`, of at most 8 digits each, and the reply is its value of `num_digits` + 1 digits, or `!` if
-    the expression is invalid or its value longer. The reward is 1 for the right answer, at its end.
-    One pair in ten, in either order, is held out.
+    `+`, of at most 8 digits each, and the reply is the expression's value of `num_digits` + 1
+    digits, or `!` if the expression is invalid or its value is longer. The reward is 1 for the
+    right answer, at the answer's end. One pair in ten, in either order, is held out.
 
     Demonstrations ask for the sum and then answer with the reply.
 
     Args:
-      num_digits: digits of a number, in [1, 8], padded with zeros; values and answers have one
-        more.
-      tool: True to reply with values. False measures the worth of the calculator: the reply is
-        always `!`, and demonstrations answer immediately.
+      num_digits: number of digits of a summand, in [1, 8], padded with zeros; values and answers
+        have one more digit.
+      tool: True if the calculator replies with values. False measures the worth of the calculator:
+        the reply is always `!`, and demonstrations answer immediately.
       max_turns: largest number of messages, the answer included.
 
     Returns:
-      The dialogue; its metric is `calls`, the share of dialogues in which the calculator gave a
-      value.
+      Dialogue with the metric `calls`, the share of dialogues in which the calculator gave a value.
 
     Raises:
       ConfigError: an argument is outside its range.
@@ -117,7 +118,8 @@ def calculator(num_digits: int = 6, *, tool: bool = True, max_turns: int = 3) ->
         legal = legal & (value < 10**places) & tool
         reply = jnp.where(legal, digits_of(value, places), wrong).astype(jnp.int32)
         turns = state.turns + 1
-        read = legal & ~answers & (turns < max_turns)  # a turn is left to use the value
+        # True if a later turn is left to use the value.
+        read = legal & ~answers & (turns < max_turns)
         state = CalculatorState(state.terms, turns, state.used | read, right)
         reward = right.astype(jnp.float32)
         length = jnp.where(legal, places, 1).astype(jnp.int32)
@@ -174,7 +176,8 @@ def evaluate_expression(
         )
 
     def step(found: Expression, at: jax.Array) -> tuple[Expression, None]:
-        inside, after = at < written - 1, read(found, message[at])  # the last token is the end
+        # The last token is the end of the message.
+        inside, after = at < written - 1, read(found, message[at])
         return jax.tree.map(lambda new, old: jnp.where(inside, new, old), after, found), None
 
     none = jnp.int32(0)

@@ -1,4 +1,4 @@
-"""Evaluation on held-out dialogues: greedy accuracy, avg@n, pass@k, and games for a reader."""
+"""Evaluates held-out dialogues: greedy accuracy, avg@n, pass@k, and games for a reader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -27,19 +27,20 @@ from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.types import ActorCritic, PyTree
 
 SHOWN = 4
-"""Default number of dialogues sampled per prompt for a reader, the group of their advantages."""
+"""Default number of dialogues sampled per prompt for a reader, also the group of their advantages.
+"""
 
 _relative = jax.jit(jax.vmap(group_advantages.turn_relative))
 """`(reward, mask, message_end) -> advantages [P, n, S]`, for n dialogues of each of P prompts."""
 
 
 class Games(NamedTuple):
-    """Dialogues from P held-out starting states, n from each, leaves `[P, n, …]`.
+    """Dialogues from P held-out starting states, n dialogues from each, leaves `[P, n, …]`.
 
     Attributes:
       prompt: tokens `[P, L]`, int32, left-padded.
       pad: padding tokens on the left of each prompt, `[P]`, int32.
-      held: the dialogues as `Conversations`, whose `state` is None.
+      held: sampled dialogues as `Conversations`, whose `state` is None.
       accuracy: accuracy of each dialogue, `[P, n]`, float32.
       measures: further metrics of the dialogues by name, `[P, n]` each.
     """
@@ -63,10 +64,11 @@ def make_play(
       decoding: sampling filters and the token budget of one message, see `sampling.Decoding`.
 
     Returns:
-      The function, which consumes `key`. The same key gives the same prompts for every n.
+      Function `play`, which consumes `key`. With the same key `play` uses the same prompts for
+      every n.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     count = num_asked(dialogue, num_prompts)
     check_contract(dialogue)
@@ -108,7 +110,7 @@ def make_evaluate(
 ) -> Evaluate:
     """Builds `evaluate(params, collector, key) -> {name: [P]}`, like `language.make_evaluate`.
 
-    Its metrics are `greedy_accuracy`, `greedy_length` (tokens of all messages), `greedy_turns`, the
+    The metrics are `greedy_accuracy`, `greedy_length` (tokens of all messages), `greedy_turns`, the
     dialogue's own metrics with the prefix `greedy_` and, with samples, `avg@n` and `pass@k`; see
     `language.make_evaluate`.
     """
@@ -141,7 +143,7 @@ def make_describe(
 ) -> Describe:
     """Builds `describe(params, collector, key) -> {"greedy": Games, "sampled": Games}`.
 
-    The output is meant for `render` or `measure`; see `language.make_describe`.
+    The output is passed to `render` or `measure`; see `language.make_describe`.
     """
     play = make_play(dialogue, model, num_prompts=num_prompts, decoding=decoding)
     return by_decoding(play, num_samples)
@@ -152,7 +154,7 @@ def render(dialogue: TaskLike, games: Mapping[str, Games]) -> list[dict[str, Any
 
     For each message, `turns` has its text, the reply, the reward and, if the prompt has several
     dialogues, the advantage of its tokens: the rewards-to-go, relative to the prompt's other
-    dialogues at that turn.
+    dialogues at the same turn.
 
     Args:
       dialogue: dialogue or task whose tokenizer decodes the tokens.
@@ -180,11 +182,12 @@ def render(dialogue: TaskLike, games: Mapping[str, Games]) -> list[dict[str, Any
 
 
 def _advantages(game: Games) -> Any:
-    """Computes the advantage of each token, `[P, n, S]`; None if a prompt has one dialogue only."""
+    """Computes the advantage of each token, `[P, n, S]`; None if a prompt has a single dialogue."""
     held = game.held
     if held.reward.shape[1] == 1:
         return None
-    # Host copies: `_relative` of global arrays would need all processes, and one may call alone.
+    # Host copies are used: `_relative` of global arrays would need all processes, but a single
+    # process may call this function.
     copies = [np.asarray(x) for x in (held.reward, held.mask, held.message_end)]
     return np.asarray(_relative(*copies))
 

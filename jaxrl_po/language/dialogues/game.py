@@ -1,4 +1,7 @@
-"""Environments of pure functions as dialogues: messages are actions, replies are observations."""
+"""Turns environments of pure functions into dialogues.
+
+Messages are actions, replies are observations.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -43,24 +46,25 @@ def game(
     Args:
       name: name for logs and plots.
       tokenizer: tokenizer of observations and actions.
-      reset: `reset(key) -> (observation, state)`; consumes `key`. Episodes are not split into a
-        train and a test part.
+      reset: `reset(key) -> (observation, state)`; consumes `key`. Episodes do not have a train and
+        a test split.
       step: `step(key, state, action) -> (observation, state, reward [], terminated [])`; consumes
         `key`.
       write: `write(observation) -> Reply` of `observation_length` tokens at most; the first
         observation is the prompt, filled with PAD on the left.
-      read: `read(message [T], length []) -> action`, a legal action for every message.
-      observation_length: tokens of the longest observation.
-      message_length: tokens of the longest action, its end included.
-      max_turns: actions of an episode; a longer episode is cut, which is a truncation.
-      accuracy: `accuracy(state, total reward []) -> []` float32 in [0, 1], the success of an
-        episode.
-      demonstrate: `demonstrate(state, key) -> tokens [message_length]`, a good action; None if
-        warm starts are not needed.
+      read: `read(message [T], length []) -> action`, returns a legal action for every message.
+      observation_length: number of tokens of the longest observation.
+      message_length: number of tokens of the longest action, its end included.
+      max_turns: largest number of actions in an episode; a longer episode is cut, which is a
+        truncation.
+      accuracy: `accuracy(state, total reward []) -> []` float32 in [0, 1], returns the success of
+        an episode.
+      demonstrate: `demonstrate(state, key) -> tokens [message_length]`, returns a good action; None
+        if warm starts are not needed.
 
     Returns:
-      The dialogue. Its metric `return` is the sum of rewards, which is also the raw score of an
-      episode in its group.
+      Dialogue that plays the environment. The metric `return` is the sum of rewards, which is also
+      the raw score of an episode in its group.
     """
 
     def begin(key: jax.Array, held_out: bool) -> tuple[Prompt, GameState]:
@@ -70,7 +74,7 @@ def game(
         pad = observation_length - said.length
         shifted = jnp.roll(said.tokens, pad)
         tokens = jnp.where(jnp.arange(observation_length) < pad, tokenizer.pad, shifted)
-        # An empty observation is read as one PAD, since a prompt needs at least one token.
+        # An empty observation is written as one PAD, since a prompt needs at least one token.
         pad = jnp.minimum(pad, observation_length - 1).astype(jnp.int32)
         return Prompt(tokens.astype(jnp.int32), pad), GameState(inner, jnp.float32(0.0))
 

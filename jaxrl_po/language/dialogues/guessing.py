@@ -1,4 +1,4 @@
-"""Functions shared by guessing games: fewer guesses are better, a lost game counts as one more."""
+"""Defines functions of guessing games; fewer guesses are better, a lost game counts as one more."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def game_of_guesses(
     """Builds a dialogue from functions whose state has the fields `guesses` and `won`.
 
     Args:
-      max_turns: largest number of guesses; a lost game counts as one more.
+      max_turns: largest number of guesses; a lost game counts as one guess more.
       measures: metrics in addition to `guesses`, whose negative is the raw score.
       **fields: other fields of `Dialogue`.
     """
@@ -43,7 +43,7 @@ def reward(state: Any, max_turns: int) -> jax.Array:
 def read_guess(
     message: jax.Array, written: jax.Array, length: int, symbols: int, tokenizer: Tokenizer
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a message's digits `[length]`, and True if they, below `symbols`, and EOS are all."""
+    """Returns a message's digits `[length]`, and True if it is digits below `symbols` and EOS."""
     digits = message[:length] - tokenizer.ids["0"]
     ended = (written == length + 1) & (message[length] == tokenizer.eos)
     return digits, ended & ((digits >= 0) & (digits < symbols)).all()

@@ -1,4 +1,4 @@
-"""Higher or lower: find a number by guesses, each answered with the direction to the number."""
+"""Defines higher or lower: find a number by guesses, each answered with the number's direction."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,9 @@ class HigherLowerSettings:
 
     numbers: int = static(64, "numbers to choose from", within=Interval(2, 10**DIGITS))
     max_turns: int = common.static(
-        10, "guesses; a lost game counts as one more", within=Interval(1, 100)
+        10,
+        "largest number of guesses; a lost game counts as one guess more",
+        within=Interval(1, 100),
     )
 
 
@@ -29,7 +31,7 @@ class HigherLowerState(NamedTuple):
     """State of a game.
 
     Attributes:
-      number: number to be found, `[]`, int32.
+      number: number that must be found, `[]`, int32.
       low: smallest number that fits all replies, `[]`, int32.
       high: largest number that fits all replies, `[]`, int32.
       guesses: number of guesses so far, `[]`, int32.
@@ -52,15 +54,15 @@ def higher_lower(numbers: int = 64, *, max_turns: int = 10) -> Dialogue:
     guesses and gives 0.
 
     Numbers are not split into a train and a test part: every game draws from all of them. Binary
-    search takes 5.125 guesses on average for 64 numbers, the right one included. Demonstrations
+    search takes 5.125 guesses on average for 64 numbers, the right guess included. Demonstrations
     guess a random number that fits all replies.
 
     Args:
-      numbers: count of numbers to choose from, in [2, 100].
+      numbers: count of numbers that a game draws from, in [2, 100].
       max_turns: largest number of guesses.
 
     Returns:
-      The dialogue; its metric is `guesses` (`max_turns` + 1 for a lost game).
+      Dialogue with the metric `guesses` (`max_turns` + 1 for a lost game).
 
     Raises:
       ConfigError: an argument is outside its range.

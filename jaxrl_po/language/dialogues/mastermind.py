@@ -1,4 +1,4 @@
-"""Mastermind: find a code by guesses, each answered with the number of right symbols."""
+"""Defines Mastermind: find a code by guesses, each answered with the number of right symbols."""
 
 import itertools
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class MastermindSettings:
         4, "symbols to choose from; symbols ** length at most 4096", within=Interval(2, 10)
     )
     max_turns: int = common.static(
-        8, "guesses; a lost game counts as one more", within=Interval(1, 64)
+        8, "largest number of guesses; a lost game counts as one guess more", within=Interval(1, 64)
     )
 
 
@@ -35,7 +35,7 @@ class MastermindState(NamedTuple):
     """State of a game.
 
     Attributes:
-      code: index of the code to be found, `[]`, int32.
+      code: index of the code that must be found, `[]`, int32.
       possible: True for the codes that fit all replies, `[C]`, bool.
       guesses: number of guesses so far, `[]`, int32.
       won: True if the code was found, `[]`, bool.
@@ -59,17 +59,17 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
     `max_turns` + 1 guesses and gives 0.
 
     Codes are not split into a train and a test part: every game draws from all of them. The optimal
-    mean number of guesses, with repeats, is 2.333 for codes of 2 symbols from 3, 2.813 for 2 from
-    4, 2.704 for 3 from 3 and 3.219 for 3 from 4 (exact search). Demonstrations guess at random
-    among the codes that fit all replies.
+    mean number of guesses, with repeats, is 2.333 for codes of 2 symbols from 3 symbols, 2.813 for
+    2 from 4, 2.704 for 3 from 3 and 3.219 for 3 from 4 (exact search). Demonstrations guess at
+    random among the codes that fit all replies.
 
     Args:
-      length: symbols of a code, in [1, 6].
-      symbols: number of symbols to choose from, in [2, 10]; at most 4,096 codes.
+      length: number of symbols in a code, in [1, 6].
+      symbols: number of different symbols, in [2, 10]; at most 4,096 codes.
       max_turns: largest number of guesses.
 
     Returns:
-      The dialogue; its metrics are `guesses` (`max_turns` + 1 for a lost game) and `malformed`
+      Dialogue with the metrics `guesses` (`max_turns` + 1 for a lost game) and `malformed`
       (messages of a game that are not codes).
 
     Raises:
@@ -87,7 +87,7 @@ def mastermind(length: int = 3, *, symbols: int = 4, max_turns: int = 8) -> Dial
     start = Prompt(jnp.asarray(tokenizer.encode(">"), jnp.int32), jnp.int32(0))
 
     def feedback(guess: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Counts right symbols at their place and at another one, for each possible code `[C]`."""
+        """Counts symbols at the right place and at another place, for each possible code `[C]`."""
         at_place = (codes == codes[guess][None]).sum(axis=1)
         shared = jnp.minimum(counts, counts[guess][None]).sum(axis=1)
         return at_place, shared - at_place

@@ -1,4 +1,7 @@
-"""Dialogues as a `Problem`: an episode is one dialogue, a step is one token of a message."""
+"""Defines dialogues as a `Problem`.
+
+An episode is one dialogue, a step is one token of a message.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,14 +27,15 @@ from jaxrl_po.types import ActorCritic, Batch, CollectorState, Columns, Problem,
 
 
 class DialogueRecording(NamedTuple):
-    """Recorded dialogues, B = P·G of them in group-major order.
+    """Recorded dialogues, B = P·G dialogues in group-major order.
 
     Attributes:
       prompt: tokens `[B, L]`, int32, left-padded.
       pad: padding tokens on the left of each prompt, `[B]`, int32.
-      held: the dialogues as `Conversations`, whose `state` is not used.
+      held: recorded dialogues as `Conversations`, whose `state` is not used.
       score: raw outcome of each dialogue, `[B]`, float32, logged as the accuracy.
-      measures: further metrics by name, `[B]` each, or `[]` if already pooled over dialogues.
+      measures: further metrics by name, `[B]` each, or `[]` for metrics already pooled over
+        dialogues.
     """
 
     prompt: jax.Array
@@ -71,31 +75,35 @@ def make_problem(
       dialogue: environment that replies to the policy, see `Dialogue`.
       model: transformer of the policy.
       num_prompts: number of prompts P per iteration, over all devices.
-      group_size: dialogues per prompt, G.
-      max_new_tokens: token budget T of a message, its end included; 0 takes the dialogue's
+      group_size: number G of dialogues per prompt.
+      max_new_tokens: token budget T of a message, its end included; 0 stands for the dialogue's
         `message_length`.
       temperature: divisor of the logits, above 0, in sampling and in `apply`.
-      top_k: number of most likely tokens to sample from; 0 is off. See `language.make_problem`.
-      top_p: nucleus probability to sample from; 1 is off. See `language.make_problem`.
-      min_p: least share of the largest probability to sample from; 0 is off. See
-        `language.make_problem`.
+      top_k: number of most likely tokens to sample from; 0 disables the filter.
+        `language.make_problem` explains `top_k`.
+      top_p: nucleus probability to sample from; 1 disables the filter. `language.make_problem`
+        explains `top_p`.
+      min_p: smallest share of the largest probability to sample from; 0 disables the filter.
+        `language.make_problem` explains `min_p`.
       old_log_prob: source of the old policy's log-probabilities, see `language.make_problem`.
-      sampler: differences between the sampling policy and the learner's, see `mismatch.Sampler`.
-      critic: transformer with one output, or None for no critic; its value before a token is the
-        value of the dialogue up to that token.
+      sampler: differences between the sampling policy and the learner's policy, see
+        `mismatch.Sampler`.
+      critic: transformer with one output, or None; its value before a token is the value of the
+        dialogue up to that token.
       initial: initial parameters of the policy, see `language.make_problem`.
       warm: supervised warm start from the dialogue's demonstrations, or a function in its place,
         see `language.make_problem`.
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`. Metrics: `accuracy`, `dead_groups` if G > 1 (share of groups whose raw scores
-      are all equal), `response_length` (tokens of all messages), `turns`, `truncated` (share of
-      dialogues cut by the number of turns), and the dialogue's own metrics.
+      `Problem` whose episodes are dialogues. The metrics are `accuracy`, `dead_groups` if G > 1
+      (share of groups whose raw scores are all equal), `response_length` (tokens of all messages),
+      `turns`, `truncated` (share of dialogues cut by the number of turns), and the dialogue's own
+      metrics.
 
     Raises:
       ConfigError: an argument is invalid, or a function of the dialogue returns a wrong shape or
-        dtype; the message names it.
+        dtype; the message names the argument or function.
     """
     check_contract(dialogue)
     settings = SamplingSettings(
@@ -152,19 +160,19 @@ def problem_of_dialogues(
 ) -> Problem:
     """Builds a problem whose episodes are dialogues, see `Problem`."""
     problem = as_token_problem(networks, collect)
-    # A truncated dialogue is not overlong: its messages may have been short.
+    # A truncated dialogue is not overlong, since its messages may have been short.
     return problem._replace(truncated_is_overlong=False, has_turns=True, staleness=staleness)
 
 
 def dialogue_batch(
     networks: LanguageNetworks, params: ActorCritic, recording: DialogueRecording, score: jax.Array
 ) -> Batch:
-    """Builds the batch of B = P·G dialogues, which contains only their sampled tokens.
+    """Builds the batch of B = P·G dialogues, which contains only the dialogues' sampled tokens.
 
     Args:
       networks: networks of the problem, which compute the values.
       params: parameters that the dialogues were sampled with.
-      recording: the dialogues, with measures already pooled.
+      recording: recorded dialogues, with measures already pooled.
       score: raw outcomes of the dialogues, `[P, G]`.
     """
     held = recording.held

@@ -1,7 +1,7 @@
-"""Problems whose dialogues run outside the program, in steps of `language.conversation_steps`.
+"""Builds problems whose dialogues run outside the program, by steps of `conversation_steps`.
 
-The caller puts the recording of an iteration into the collector's state, where `collect` takes it
-to build the batch.
+The caller puts the recording of an iteration into the collector's state, from which `collect`
+builds the batch.
 """
 
 import dataclasses
@@ -42,26 +42,26 @@ def recorded_problem(
     initial: PyTree | None = None,
     target: Target | None = None,
 ) -> Problem:
-    """Builds a problem that reads its dialogues from the state that `with_dialogues` returns.
+    """Builds a problem that takes its dialogues from the state that `with_dialogues` returns.
 
     Args:
       task: task whose prompts begin the dialogues.
       model: transformer of the policy.
       settings: sizes of the problem and its sampling, see `SamplingSettings`.
-      columns: tokens N of the longest dialogue after its prompt.
-      critic: transformer with one output, or None for no critic.
+      columns: number N of tokens in the longest dialogue after its prompt.
+      critic: transformer with one output, or None for a problem without critic.
       initial: initial parameters of the policy, see `language.make_problem`.
       target: hardware that the program is compiled for; None for `backend.here()`.
 
     Returns:
-      The `Problem`, with the same batches and metrics as `dialogues.make_problem`, except that the
-      recording's measures take the place of the dialogue's own metrics.
+      `Problem` with the same batches and metrics as `dialogues.make_problem`, except that the
+      recording's measures replace the dialogue's own metrics.
 
     Raises:
-      ConfigError: an argument is invalid; the message names it.
+      ConfigError: an argument is invalid; the message names the argument.
     """
     check(settings)
-    # Members of a group may have different prompts: a reset can add text to each one.
+    # Members of a group may have different prompts: a reset can add text to each member's prompt.
     alone = dataclasses.replace(settings, group_size=1)
     networks = make_networks(
         *(task, model, critic, alone, columns, SAMPLER_OF_LEARNER), initial=initial, target=target
@@ -70,7 +70,7 @@ def recorded_problem(
     def collect(
         params: ActorCritic, collector: CollectorState, key: jax.Array
     ) -> tuple[CollectorState, Batch]:
-        del key  # the dialogues were sampled with it
+        del key  # the dialogues were sampled with this key
         recording: DialogueRecording | None = collector.sharded.get(RECORDING)
         if recording is None:
             raise ConfigError(

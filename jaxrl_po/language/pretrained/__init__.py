@@ -1,4 +1,4 @@
-"""Pretrained transformers: folders that `transformers` reads and writes too, and GGUF files.
+"""Loads pretrained transformers: folders that `transformers` reads and writes too, and GGUF files.
 
 `load` needs the extra `jaxrl_po[pretrained]` (safetensors, tokenizers and jinja2), and
 `jaxrl_po[gguf]` for a GGUF file.
@@ -26,10 +26,10 @@ class Pretrained(NamedTuple):
     """Content of a pretrained model's folder or GGUF file.
 
     Attributes:
-      model: the transformer; `model.apply(params, tokens, pad)[0]` are the logits.
+      model: transformer, whose logits are `model.apply(params, tokens, pad)[0]`.
       params: parameters of the model.
       tokenizer: tokenizer of the model, a `TextTokenizer`.
-      chat_template: the model's `ChatTemplate`; None if it does not have one.
+      chat_template: model's `ChatTemplate`; None if the model does not have one.
     """
 
     model: Transformer
@@ -54,16 +54,17 @@ def load(
     Args:
       folder: folder with `config.json`, `model.safetensors` or its index and shards,
         `tokenizer.json`, and `tokenizer_config.json`, `chat_template.jinja`,
-        `generation_config.json` where the model has them; or a GGUF file of a Llama or Qwen, see
+        `generation_config.json` for models that have them; or a GGUF file of a Llama or Qwen, see
         `gguf`.
       dtype: type of the matrix products.
       param_dtype: type of the parameters; None keeps the type of each tensor.
-      remat: whether to recompute activations in the backward pass, see `Transformer`.
+      remat: True to recompute activations in the backward pass, see `Transformer`.
       place: `(path, value) -> array`, puts a parameter on its devices; None uses the default
         device.
 
     Raises:
-      ConfigError: a file is missing or malformed; the message names it. Weights are read last.
+      ConfigError: a file is missing or malformed; the message names the file. Weights are read
+        after all other files.
 
     Example:
       >>> loaded = load("path/to/Qwen3-0.6B")  # doctest: +SKIP
@@ -91,7 +92,8 @@ def read_files(path: str | Path) -> ModelFiles:
       path: folder or GGUF file.
 
     Raises:
-      ConfigError: the path does not exist or lacks `config.json`; see `gguf.read` too.
+      ConfigError: the path does not exist or lacks `config.json`; `gguf.read` lists errors of GGUF
+        files.
     """
     path = Path(path)
     if not path.exists():
@@ -118,13 +120,13 @@ def save(
 
     Args:
       folder: folder to write to, new or empty.
-      model: transformer of a pretrained family, or one with the same formulas, as models made by
-        this package have without `tied`.
+      model: transformer of a pretrained family, or a transformer with the same formulas, such as
+        models made by this package without `tied`.
       params: parameters of a single seed.
       tokenizer: tokenizer to write.
-      chat_template: chat template to write; None to leave it out.
+      chat_template: chat template to write; None writes no template.
       dtype: type of the tensors; None keeps the type of each parameter.
-      context: tokens of the longest text; 0 leaves the entry out of `config.json`.
+      context: number of tokens in the longest text; 0 omits the entry from `config.json`.
 
     Raises:
       ConfigError: the folder holds files, or no family computes the same function as the model.
@@ -133,7 +135,7 @@ def save(
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError("folder", f"must be new or empty, got {folder}")
     config = architectures.write(model) | ({files.CONTEXT: context} if context else {})
-    # `transformers` reads all tensors in this type; its default is the type of the first tensor.
+    # `transformers` loads all tensors in this type; its default is the type of the first tensor.
     kind = jnp.dtype(dtype or jnp.result_type(*jax.tree.leaves(params))).name
     config |= {"dtype": kind, "torch_dtype": kind}
     folder.mkdir(parents=True, exist_ok=True)

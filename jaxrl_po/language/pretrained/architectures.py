@@ -1,4 +1,4 @@
-"""Families of pretrained models as settings of one `Transformer`, and the names of their tensors.
+"""Describes families of pretrained models as settings of one `Transformer`; names their tensors.
 
 A family is read from the `config.json` of a checkpoint. A setting that the transformer does not
 compute exactly is refused.
@@ -43,14 +43,14 @@ NUMBERS = ("rms_norm_eps", "query_pre_attn_scalar", "rope_theta", "rope_local_ba
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint and the parameter it becomes, or its slice for one block.
+    """Tensor of a checkpoint, and the parameter that it becomes, or the slice for one block.
 
     Attributes:
       name: name of the tensor in the file.
       path: path of the parameter in the `Transformer`.
       layer: index of the block; None for a parameter outside the blocks.
       transposed: True if the file holds `[outputs, inputs]` and the parameter `[inputs, outputs]`.
-      offset: number to add to the tensor to get the parameter.
+      offset: number that is added to the tensor to get the parameter.
     """
 
     name: str
@@ -68,11 +68,11 @@ def read(
     Args:
       settings: content of the `config.json`.
       dtype: type of the matrix products.
-      remat: whether to recompute activations in the backward pass, see `Transformer`.
+      remat: True to recompute activations in the backward pass, see `Transformer`.
 
     Raises:
-      ConfigError: an unknown family, a missing entry, or an entry that asks for something the
-        transformer does not compute.
+      ConfigError: an unknown family, a missing entry, or an entry that requests a computation which
+        the transformer lacks.
     """
     family = settings.get("model_type")
     if family not in FAMILIES:
@@ -118,7 +118,7 @@ def _read(family: str, settings: Mapping[str, Any], dtype: Any, remat: bool) -> 
         head_size=size,
         mlp_width=settings["intermediate_size"],
         activation=ACTIVATIONS[name],
-        # Checkpoints leave this entry out where it has the family's default.
+        # Checkpoints omit this entry where it has the family's default.
         tied=settings.get("tie_word_embeddings", gemma),
         tied_scale=1.0,
         embedding_scale=math.sqrt(width) if gemma else 1.0,
@@ -173,7 +173,7 @@ def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]:
-    """Reads RoPE of layers without and with a window, from the old entries or the new ones."""
+    """Reads the RoPE of layers without and with a window, in the old or the new spelling."""
     new, old = settings.get("rope_parameters") or {}, settings.get("rope_scaling")
     theta, local = settings.get("rope_theta"), settings.get("rope_local_base_freq")
     if not gemma:
@@ -185,12 +185,12 @@ def _ropes(settings: Mapping[str, Any], gemma: bool) -> tuple[Rope, Rope | None]
 def _agreed(
     spellings: Sequence[Mapping[str, Any] | None], theta: float | None, default: float
 ) -> Rope:
-    """Returns the RoPE that all entries describe; raises ConfigError if they differ.
+    """Returns the RoPE that all entries describe; raises ConfigError if the entries differ.
 
     Args:
-      spellings: entries that a file may have for the same RoPE; any of them may be None.
-      theta: the θ that the file gives in an entry of its own, or None.
-      default: the θ to use if the file does not give one.
+      spellings: entries that a file may have for the same RoPE; any entry may be None.
+      theta: base θ that the file gives in a separate entry, or None.
+      default: base θ that is used if the file does not give one.
     """
     given = [spelling for spelling in spellings if spelling]
     found = {float(each["rope_theta"]) for each in given if "rope_theta" in each}
@@ -221,7 +221,7 @@ def _rope(settings: Mapping[str, Any]) -> Rope:
 
 
 def tensors(model: Transformer) -> Iterator[Tensor]:
-    """Yields each tensor of a checkpoint of this model, with the parameter it becomes."""
+    """Yields each tensor of a model's checkpoint, with the parameter that the tensor becomes."""
     # Gemma stores w where its norms scale by 1 + w; only Gemma has a second pair of norms per
     # block.
     norm = functools.partial(Tensor, offset=1.0 if model.post_norms else 0.0)
@@ -257,7 +257,7 @@ def _block(model: Transformer, norm: Callable[..., Tensor]) -> Iterator[Tensor]:
 
 
 def write(model: Transformer) -> dict[str, Any]:
-    """Returns the entries of a `config.json` from which `read` builds this model again.
+    """Returns the entries of a `config.json` from which `read` builds the same model.
 
     Raises:
       ConfigError: no family computes the same function as the model; the message names the first

@@ -1,4 +1,4 @@
-"""Files of a pretrained model: texts by name, and tensors that are read one by one."""
+"""Represents files of a pretrained model: texts by name, and tensors that are read one by one."""
 
 import functools
 import io
@@ -15,7 +15,7 @@ from jaxrl_po.config import ConfigError
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_MAP, TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
-CONTEXT = "max_position_embeddings"  # entry of config.json: tokens of the longest text
+CONTEXT = "max_position_embeddings"  # entry of config.json: number of tokens in the longest text
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -25,7 +25,7 @@ class StoredTensor(NamedTuple):
     """Tensor of a checkpoint, which stays on disk until it is read.
 
     Attributes:
-      shape: sizes of its axes; `[outputs, inputs]` for a matrix.
+      shape: sizes of the tensor's axes; `[outputs, inputs]` for a matrix.
       read: `() -> array`, reads the tensor.
     """
 
@@ -37,7 +37,7 @@ class ModelFiles(NamedTuple):
     """Content of a pretrained model's folder, or of the folder that a GGUF file stands for.
 
     Attributes:
-      path: the folder or GGUF file, for messages.
+      path: path of the folder or GGUF file, for messages.
       contents: bytes of each text, such as `config.json`, by its path in the folder.
       tensors: `() -> {name: StoredTensor}`, lists the tensors of the checkpoint.
       adds_tokens: True if every tokenizer class obeys `add_bos_token` and `add_eos_token`.
@@ -107,7 +107,10 @@ def _tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _array(file: Path, name: str) -> np.ndarray[Any, Any]:
-    """Reads one tensor; opens the file only for it, so that the file does not stay in memory."""
+    """Reads one tensor.
+
+    Opens the file only for this tensor, so that the file does not stay in memory.
+    """
     from safetensors import safe_open
 
     with safe_open(file, framework="numpy") as shard:

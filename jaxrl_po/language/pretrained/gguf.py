@@ -1,7 +1,7 @@
-"""GGUF files of Llama, Qwen 2 and Qwen 3 with byte-level BPE, read as folders.
+"""Reads GGUF files of Llama, Qwen 2 and Qwen 3 with byte-level BPE, as folders.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and the converter of llama.cpp,
-whose steps this module inverts. Any other entry of a file is refused by name.
+whose steps this module inverts. Any unknown entry of a file is refused by name.
 """
 
 import functools
@@ -55,9 +55,10 @@ SCALING = tuple(
     f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length")
 )
 FREQUENCIES = "rope_freqs.weight"
-NORMAL, USER_DEFINED, UNUSED = 1, 4, 5  # in `tokenizer.ggml.token_type`; other types are special
+# Types in `tokenizer.ggml.token_type`; all other types are special.
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
 SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-ENDS = ("eos", "eot", "eom")  # end of a text, of a turn and of a message
+ENDS = ("eos", "eot", "eom")  # entries for the end of a text, of a turn and of a message
 
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -73,7 +74,8 @@ def _split(digits: str) -> list[dict[str, Any]]:
     return [split, _BYTES | {"use_regex": False}]
 
 
-# Rules that split a text before pairs of tokens are merged, by the value of `tokenizer.ggml.pre`.
+# Patterns that split a text before pairs of tokens are merged, by the value of
+# `tokenizer.ggml.pre`.
 PRE_TOKENIZERS = {
     "gpt-2": [_GPT2],
     "llama-bpe": _split("{1,3}"),
@@ -83,7 +85,7 @@ PRE_TOKENIZERS = {
 
 
 def read(path: Path) -> ModelFiles:
-    """Reads a GGUF file as the folder that was converted to it; tensors are read later.
+    """Reads a GGUF file as the folder that was converted to the file; tensors are read later.
 
     Raises:
       ConfigError: the file is not GGUF, is damaged or has an entry that this module cannot read.
@@ -92,7 +94,8 @@ def read(path: Path) -> ModelFiles:
     return _read(path, found.st_mtime_ns, found.st_size)
 
 
-@functools.lru_cache(maxsize=2)  # `gguf` takes seconds to read the vocabulary of a large model
+# The package `gguf` takes seconds to read the vocabulary of a large model.
+@functools.lru_cache(maxsize=2)
 def _read(path: Path, *_: int) -> ModelFiles:
     import gguf
 
@@ -130,7 +133,7 @@ def _contents(config: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, b
 
 
 def _stored(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors by their names in a folder; q and k of a Llama return to halves."""
+    """Returns the tensors by their names in a folder; q and k of a Llama return to split halves."""
     heads = {
         "q_proj": config["num_attention_heads"],
         "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
@@ -167,7 +170,8 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
     }
-    # The order is the same in every process: the digest of a base model hashes the resulting text.
+    # The order is the same in every process, since the digest of a base model hashes the resulting
+    # text.
     for name, ours in SETTINGS.items():
         if name in REQUIRED and name not in own:
             raise KeyError(f"{family}.{name}")
@@ -176,7 +180,7 @@ def _config(entries: Mapping[str, Any], tensors: dict[str, Any]) -> dict[str, An
         value = own[name]
         if isinstance(value, list):
             raise ConfigError("folder", f"{family}.{name} must be one number, got {value}")
-        # The decimal number as it was written: float32 stores 9.99999975e-6 for 1e-5.
+        # The number is written in decimal as in the file: float32 stores 9.99999975e-6 for 1e-5.
         config[ours] = float(str(np.float32(value))) if isinstance(value, float) else value
     size = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for name in ("rope.dimension_count", "attention.value_length"):
@@ -207,7 +211,7 @@ def _stretched(divisors: np.ndarray[Any, Any], theta: float, size: int) -> dict[
     """Finds the settings of Llama 3's RoPE from the divisor of each frequency, `[C/2]`.
 
     The bounds of the wavelengths are assumed to be the same as in every published model; only the
-    context is searched for.
+    context is searched.
     """
     factor = float(str(np.float32(divisors.max())))
     plain = rope.frequencies(size, rope.Rope(theta))
@@ -263,7 +267,7 @@ def _tokenizer(entries: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     settings = {f"{SPECIAL[name]}_token": token for name, token in special.items()}
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # The defaults are those in llama.cpp for a file without the entry.
+        # The defaults are llama.cpp's defaults for a file without the entry.
         "add_bos_token": own.get("add_bos_token", pre == "llama-bpe"),
         "add_eos_token": own.get("add_eos_token", False),
     }

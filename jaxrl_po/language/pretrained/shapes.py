@@ -1,4 +1,4 @@
-"""Sizes of published models, copied from the `config.json` of each at huggingface.co."""
+"""Lists sizes of published models, copied from each model's `config.json` at huggingface.co."""
 
 from typing import Any
 

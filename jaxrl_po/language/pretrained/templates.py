@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxrl_po.config import ConfigError
 
 SPECIAL = re.compile("[a-z_]+_token")  # names of special tokens, such as `eos_token`
-CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # the trailing space shows whether a template trims messages
+CUT = "CONTINUE_FINAL_MESSAGE_TAG "  # the trailing space reveals whether a template trims messages
 
 
 class ChatTemplate(NamedTuple):
@@ -37,8 +37,8 @@ class ChatTemplate(NamedTuple):
 
         Args:
           messages: messages of the conversation, each with `role` and `content`.
-          add_generation_prompt: whether to end with the opening of the assistant's answer.
-          continue_final_message: whether to end with the last message instead, left open.
+          add_generation_prompt: True to end with the opening of the assistant's answer.
+          continue_final_message: True to end with the last message instead, which is left open.
           **arguments: other arguments of the template, such as `enable_thinking`. The defaults of
             `tools` and `documents` are None, as in `transformers`.
 
@@ -66,7 +66,10 @@ class ChatTemplate(NamedTuple):
 
 
 def _line(error: Exception) -> str:
-    """Returns the template's line that raised an error, as "line 3: "; empty if unknown."""
+    """Returns the template's line that raised an error, as "line 3: ".
+
+    Empty if the line is unknown.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     number = getattr(error, "lineno", lines[-1] if lines else None)
@@ -74,7 +77,7 @@ def _line(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the message of an error, after its type unless the template raised it by name."""
+    """Returns the message of an error, after its type unless the template itself raised it."""
     import jinja2
 
     named = isinstance(error, jinja2.TemplateError)
@@ -105,7 +108,7 @@ def _environment() -> Any:
         raise jinja2.TemplateError(message)
 
     class Missing(jinja2.Undefined):
-        """Undefined variable that renders as empty, or raises an error if a special token."""
+        """Undefined variable that renders as empty text, or raises for a special token."""
 
         def __str__(self) -> str:
             if SPECIAL.fullmatch(self._undefined_name or ""):

@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained model: reading its files and writing them."""
+"""Reads and writes the tokenizer of a pretrained model."""
 
 import json
 import re
@@ -23,7 +23,8 @@ from jaxrl_po.language.pretrained.files import (
 from jaxrl_po.language.pretrained.templates import SPECIAL, ChatTemplate
 from jaxrl_po.language.stopping import Stops, make_stops
 
-# Tokenizer classes that follow `add_bos_token`; families, where a model does not name a class.
+# Tokenizer classes that obey `add_bos_token`; model families, for a model that does not name a
+# class.
 FLAGGED = re.compile("(code_?)?llama|gemma", re.IGNORECASE)
 
 
@@ -31,15 +32,18 @@ class TextTokenizer(NamedTuple):
     """Tokenizer between text and ids, backed by the package `tokenizers`.
 
     Attributes:
-      rules: the `tokenizers.Tokenizer`.
-      size: vocabulary V of the model, which may be larger than the number of tokens.
-      pad: id that fills rows, never `eos`. It may be another id of `ends`, so masks must be
-        computed from lengths. If the tokenizer has no padding token, an arbitrary other id.
+      rules: tokenizer of the package, a `tokenizers.Tokenizer`.
+      size: vocabulary size V of the model, which may be larger than the number of tokens.
+      pad: id that fills rows, which is never `eos`. The id `pad` may be another id of `ends`, so
+        masks must be computed from lengths. If the tokenizer does not have a padding token, `pad`
+        is an arbitrary other id.
       ends: ids that each end a completion.
       settings: content of `tokenizer_config.json`.
-      stops: strings that each end a completion too; None if the model has no stop strings.
-      others: contents of the files that `write_tokenizer` writes again: `special_tokens_map.json`,
-        `generation_config.json`, and the templates in `additional_chat_templates` by file name.
+      stops: automaton of strings that each end a completion too; None if the model has no stop
+        strings.
+      others: contents of further files that `write_tokenizer` writes again:
+        `special_tokens_map.json`, `generation_config.json`, and the templates in
+        `additional_chat_templates` by file name.
     """
 
     rules: Any
@@ -78,7 +82,7 @@ class TextTokenizer(NamedTuple):
     def decode(self, tokens: list[int], *, pad: str = "") -> str:
         """Returns the text before the first end, without special tokens.
 
-        PAD is a special token, so `pad` is unused.
+        PAD is a special token, so the argument `pad` is unused.
         """
         del pad
         end = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
@@ -106,15 +110,16 @@ def _is_doubled(found: Any) -> bool:
 
 
 def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, ChatTemplate | None]:
-    """Reads the tokenizer of a model and its chat template, or None if it does not have one.
+    """Reads a model's tokenizer and its chat template, or None for a model without template.
 
     Args:
       files: files of the checkpoint.
       vocabulary: vocabulary size V of the model.
 
     Raises:
-      ConfigError: the tokenizer is missing, has ids outside the vocabulary (added tokens are
-        refused only once a text uses them) or lacks an EOS, or the files contradict each other.
+      ConfigError: the tokenizer is missing, the tokenizer has ids outside the vocabulary (added
+        tokens are refused only once a text uses them) or lacks an EOS, or the files contradict each
+        other.
     """
     from tokenizers import Tokenizer
 
@@ -123,7 +128,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
         raise ConfigError("folder", f"{files.path} must hold {TOKENIZER}")
     try:
         rules = Tokenizer.from_str(files.text(TOKENIZER))
-    except Exception as error:  # `tokenizers` raises no narrower type
+    except Exception as error:  # the package `tokenizers` raises no narrower type
         raise ConfigError("folder", f"{path} must be a tokenizer: {error}") from None
     rules.no_padding()
     rules.no_truncation()
@@ -139,7 +144,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     special = {
         name: str(token["content"]) if isinstance(token, Mapping) else token
         for name, token in named.items()
-        # `add_bos_token` matches the pattern, but is a switch.
+        # The name `add_bos_token` matches the pattern, but is a switch.
         if SPECIAL.fullmatch(name) and token and isinstance(token, str | Mapping)
     }
     _follow_flags(files, rules, settings, special)
@@ -148,7 +153,7 @@ def read_tokenizer(files: ModelFiles, vocabulary: int) -> tuple[TextTokenizer, C
     ends = _ends(files, rules, special, vocabulary)
     if template is not None:
         ends = _turn_end_first(ends, template, rules)
-    # A demonstration ends with the first id of `ends`, so PAD must differ from that id.
+    # A demonstration ends with the first id of `ends`, so PAD must differ from the first id.
     pads = (rules.token_to_id(special.get("pad_token", "")), *ends, *range(len(ends) + 1))
     pad = next(i for i in pads if i not in (None, ends[0]) and i < vocabulary)
     stops = _stops(files, rules, vocabulary)
@@ -167,10 +172,12 @@ def _follow_flags(
     """Makes tokenizers of Llama, Gemma and GGUF files obey `add_bos_token` and `add_eos_token`.
 
     `transformers` 4 obeys these flags whatever `tokenizer.json` says; version 5 follows
-    `tokenizer.json`, and so do other tokenizer classes. Hence the two must agree if both are set.
+    `tokenizer.json`, and so do other tokenizer classes. If flags and `tokenizer.json` both state
+    the added tokens, they must therefore agree.
 
     Raises:
-      ConfigError: the two disagree, or a flag asks for a token that does not exist.
+      ConfigError: flags and `tokenizer.json` disagree, or a flag requests a token that does not
+        exist.
     """
     from tokenizers import processors
 
@@ -211,7 +218,7 @@ def _follow_flags(
 def _ends(
     files: ModelFiles, rules: Any, special: Mapping[str, str], vocabulary: int
 ) -> tuple[int, ...]:
-    """Returns the ids that each end a completion, from the first file that names any."""
+    """Returns the ids that each end a completion, from the first file that names such ids."""
     for name in (GENERATION, CONFIG):
         given = files.json(name).get("eos_token_id")
         if given in (None, [], -1):
@@ -235,7 +242,7 @@ def _ends(
 
 
 def _turn_end_first(ends: tuple[int, ...], template: ChatTemplate, rules: Any) -> tuple[int, ...]:
-    """Sorts the ends so that the one that the template puts after a model's turn is first."""
+    """Sorts the ends so that the end that the template puts after a model's turn is first."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
     try:
         text = template.render(said, add_generation_prompt=False)
@@ -255,7 +262,7 @@ def _stops(files: ModelFiles, rules: Any, vocabulary: int) -> Stops | None:
 
 
 def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
-    """Returns the bytes that each token adds in the middle of a text; b"" for ids without token."""
+    """Returns the bytes that each token adds inside a text; b"" for ids without a token."""
     decoder = json.loads(rules.to_str())["decoder"]
     by_bytes = _unicode_to_byte() if "ByteLevel" in json.dumps(decoder) else {}
     added = {token.content for token in rules.get_added_tokens_decoder().values()}
@@ -274,7 +281,10 @@ def token_texts(rules: Any, vocabulary: int) -> list[bytes]:
 
 
 def _unicode_to_byte() -> dict[str, int]:
-    """Maps characters of byte-level tokens to bytes: printable ones as is, others from U+0100."""
+    """Maps characters of byte-level tokens to bytes.
+
+    Printable characters map to themselves, others start at U+0100.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {

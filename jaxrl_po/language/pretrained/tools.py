@@ -1,4 +1,4 @@
-"""Tool calls in the text of a chat template: JSON between tags, as Qwen and Hermes write it."""
+"""Parses and writes tool calls in a chat template: JSON between tags, as in Qwen and Hermes."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ class Call(NamedTuple):
     """Tool call parsed from a message.
 
     Attributes:
-      name: name of the tool; empty if it cannot be parsed.
+      name: name of the tool; empty if the name cannot be parsed.
       arguments: arguments of the call, by name.
       error: reason why the call is invalid; empty for a valid call.
     """
@@ -39,7 +39,7 @@ class Tools(NamedTuple):
       render: `render(messages, add_generation_prompt=…) -> text`, renders messages with the tools.
       names: names of the tools.
       opening: tag before the JSON of a call.
-      closing: tag after the JSON of a call.
+      closing: tag that follows the JSON of a call.
       foreign: texts of tokens outside the vocabulary of the model.
     """
 
@@ -59,7 +59,10 @@ class Tools(NamedTuple):
         return self.tokenizer.encode(self.render(messages))
 
     def text(self, message: Sequence[int]) -> str:
-        """Returns a message's text without its end, with special tokens, since tags may be such."""
+        """Returns a message's text without its end.
+
+        Special tokens remain, since tags may be special.
+        """
         kept = [token for token in message if token not in self.tokenizer.ends]
         text: str = self.tokenizer.rules.decode(kept, skip_special_tokens=False)
         return text
@@ -98,7 +101,8 @@ class Tools(NamedTuple):
     def reply(self, results: Sequence[Message]) -> list[int]:
         """Returns the ids that the template adds for the results of a message's calls.
 
-        The ids begin with the end of that message and finish with the opening of the next one.
+        The returned ids begin with the end of the message and finish with the opening of the next
+        message.
 
         Args:
           results: messages of the role `tool`, each with `name` and `content`.
@@ -184,7 +188,8 @@ def _tags(text: str) -> tuple[str, str]:
     (start, first), (second, last) = (_object(text, name) for name in PROBES)
     between = text[first:second]
     closing, opening = _shared(between, text[last:]), _shared(between[::-1], text[:start][::-1])
-    # The two tags may overlap where they meet: an opening tag begins with a bracket.
+    # The texts before and after a call may overlap where they meet: an opening tag begins with a
+    # bracket.
     cuts = range(max(len(between) - opening, 0), closing + 1)
     cut = next((cut for cut in cuts if between[cut:].lstrip()[:1] in ("<", "[")), 0)
     tags = between[cut:].strip(), between[:cut].strip()

@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint's tensors to parameters, and back."""
+"""Converts a checkpoint's tensors to parameters, and back."""
 
 import functools
 import operator
@@ -20,18 +20,18 @@ from jaxrl_po.types import PyTree
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 Place = Callable[[tuple[str, ...], np.ndarray[Any, Any]], jax.Array]
-"""`(path, value) -> array`, puts a parameter on its devices."""
+"""`(path, value) -> array`, puts a parameter on the parameter's devices."""
 
 
 def read(
     files: ModelFiles, model: Transformer, *, dtype: Any = "float32", place: Place | None = None
 ) -> PyTree:
-    """Reads a model's parameters one by one; compares all shapes before it reads the first.
+    """Reads a model's parameters one by one, after a comparison of all shapes.
 
     Args:
       files: files of the checkpoint.
       model: transformer that `architectures.read` returns.
-      dtype: type of the parameters; None keeps the type of the tensors, the widest one where
+      dtype: type of the parameters; None keeps the type of the tensors, the widest type where
         several tensors make up a parameter.
       place: `(path, value) -> array`, see `Place`; None uses the default device.
 
@@ -50,12 +50,13 @@ def read(
     try:
         stored = files.tensors()
         _compare(architectures.tensors(model), stored, model)
-        # The largest parameter first: while it moves to its devices, memory holds it twice.
+        # The largest parameter is read first: while it moves to its devices, memory holds it twice.
         for path in sorted(parts, key=lambda path: -_leaf(shapes, path).size):
             inner = functools.reduce(
                 lambda tree, name: tree.setdefault(name, {}), path[:-1], params
             )
-            # Wait before reading the next one: the host copy has no reference left and is freed.
+            # The copy is awaited before the next parameter is read: the host copy has no reference
+            # left and is freed.
             inner[path[-1]] = jax.block_until_ready(put(path, _ours(parts[path], stored, dtype)))
     except SafetensorError as error:
         raise ConfigError(
@@ -108,7 +109,7 @@ def _ours(
         array = stored[part.name].read()
         array = array if dtype is None else array.astype(jnp.dtype(dtype), copy=False)
         if part.offset:
-            # Added in float32: 1 + w keeps fewer digits of w than w itself.
+            # The offset is added in float32: 1 + w keeps fewer digits of w than w itself.
             wide = np.promote_types(array.dtype, np.float32)
             array = array.astype(wide) + np.float32(part.offset)
         array = array.T if part.transposed else array
@@ -116,14 +117,15 @@ def _ours(
             return array
         if ours is None:
             ours = np.empty((len(parts), *array.shape), array.dtype)
-        # Copied immediately, so that memory never holds all blocks' tensors beside their stack.
+        # Each tensor is copied immediately, so that memory never holds all blocks' tensors beside
+        # their stack.
         ours = ours.astype(jnp.promote_types(ours.dtype, array.dtype), copy=False)
         ours[number] = array
     return ours
 
 
 def write(folder: Path, model: Transformer, params: PyTree, *, dtype: Any = None) -> None:
-    """Writes `model.safetensors`, as `transformers` reads it.
+    """Writes `model.safetensors` in the form that `transformers` reads.
 
     Args:
       folder: folder to write to, which must exist.

@@ -1,7 +1,7 @@
-"""Tasks whose prompts are generated and whose answers are verified under jit.
+"""Lists tasks whose prompts are generated and whose answers are verified under jit.
 
-A task is a tuple of pure functions of one example, which callers `vmap`; user-defined tasks are
-built the same way.
+A task is a tuple of pure functions of one example, which callers `vmap`; user-defined tasks have
+the same form.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ TASKS: dict[str, tuple[type, Callable[..., Task]]] = {
     "countdown": (CountdownSettings, countdown),
     "running_sum": (RunningSumSettings, running_sum),
 }
-"""`{name: (settings, make)}`: for each task the record of its flags and the function that builds
-the task from their values.
+"""Map `{name: (settings, make)}`: for each task the record of its flags and the function that
+builds the task from their values.
 """
 
 __all__ = [

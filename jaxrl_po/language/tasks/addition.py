@@ -1,4 +1,4 @@
-"""Addition of two numbers."""
+"""Defines the addition of two numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +44,12 @@ def addition(num_digits: int, *, zero_pad: bool = True, reverse: bool = True) ->
 
     Args:
       num_digits: maximum digits of an operand, in [1, 9]; sets the difficulty.
-      zero_pad: whether to zero-pad operands and sum to their full width; otherwise prompts and sums
+      zero_pad: True to zero-pad operands and sum to their full width; otherwise prompts and sums
         vary in length.
-      reverse: whether to write the sum lowest digit first, the order of the carries.
+      reverse: True to write the sum lowest digit first, the order of the carries.
 
     Returns:
-      The task.
+      `Task` of addition.
 
     Raises:
       ConfigError: `num_digits` is outside its range.

@@ -1,4 +1,4 @@
-"""Countdown: build an expression from given numbers that reaches a target."""
+"""Defines countdown: build an expression from given numbers that reaches a target."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class CountdownSettings:
 
 
 class Countdown(NamedTuple):
-    """One problem of countdown.
+    """Problem of countdown.
 
     Attributes:
       numbers: given numbers in the order of the prompt, `[K]`, int32.
@@ -47,13 +47,13 @@ class Countdown(NamedTuple):
 def countdown(num_numbers: int, *, max_number: int) -> Task:
     """Builds countdown: `3,7,2>13=` asks for 13 from 3, 7, 2, for example `32*7+` and EOS.
 
-    The rule: the expression is postfix (`32*7+` or `723*+`), uses **every given number exactly
+    An expression is right if it is postfix (`32*7+` or `723*+`), uses **every given number exactly
     once** (a number given twice, twice) and `+`, `-`, `*`; intermediate values may be negative.
     Numbers are zero-padded (`03`), highest digit first, so that no separators are needed.
 
     A stack machine verifies the expression, one step per token. Any correct expression scores 1;
     `credit` is the score, at EOS, since part of an expression is neither right nor wrong. A
-    completion parses if it is postfix that leaves one value, whatever its numbers.
+    completion parses if it is postfix that leaves one value, whatever numbers it uses.
 
     Targets are solvable by construction: numbers in random order are combined one by one with the
     value so far, by a random operator that keeps the value in [0, 10^(digits + 1)); differences
@@ -66,7 +66,7 @@ def countdown(num_numbers: int, *, max_number: int) -> Task:
         that no value overflows.
 
     Returns:
-      The task; its problem is a `Countdown`.
+      `Task` whose problem is a `Countdown`.
 
     Raises:
       ConfigError: an argument is outside its range, or there are so few numbers that a split would

@@ -1,4 +1,4 @@
-"""A task whose training prompts are a finite set, like a dataset."""
+"""Restricts a task's training prompts to a finite set, like a dataset."""
 
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
     """Limits a task to `size` fixed training prompts; the held-out split does not change.
 
     The prompts are from the task's train split. The set is never stored: prompt i is sampled with
-    `fold_in(key(seed), i)`. Each draw takes one prompt, uniformly and with replacement. If the
-    task has few problems, some are in the set more than once, under different numbers.
+    `fold_in(key(seed), i)`. Each draw takes one prompt, uniformly and with replacement. If the task
+    has few problems, some problems are in the set more than once, under different numbers.
 
     Args:
       task: any task.
@@ -25,7 +25,7 @@ def finite(task: Task, size: int, *, seed: int = 0) -> Task:
       seed: random seed of the set.
 
     Returns:
-      The task; its problem is `(number, problem)` and its strata are the numbers (0 for held-out
+      `Task` whose problem is `(number, problem)` and whose strata are the numbers (0 for held-out
       problems).
 
     Raises:

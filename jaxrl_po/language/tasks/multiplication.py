@@ -1,4 +1,4 @@
-"""Multiplication of two numbers, with a chain of thought."""
+"""Defines multiplication of two numbers, with a chain of thought."""
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +42,15 @@ def multiplication(num_digits: int) -> Task:
     may precede the last `#`.
 
     `credit` gives 1 / (2 num_digits) for each product and each sum that matches the demonstration,
-    at the mark that ends it, and as much for the score, at EOS.
+    at the mark that ends the number, and as much for the score, at EOS.
 
     One pair of operands in ten is held out, by a hash of the unordered pair.
 
     Args:
-      num_digits: digits of an operand, in [1, 4]; sets the difficulty.
+      num_digits: number of digits in an operand, in [1, 4]; sets the difficulty.
 
     Returns:
-      The task.
+      `Task` of multiplication.
 
     Raises:
       ConfigError: `num_digits` is outside its range.
@@ -83,7 +83,7 @@ def multiplication(num_digits: int) -> Task:
         )
 
     # A product shifted by i places and the sum so far have num_digits + 1 + i digits; a mark ends
-    # each of them.
+    # each number.
     widths = np.array([num_digits + 1 + i for i in range(num_digits) for _ in range(2 if i else 1)])
     ends = np.cumsum(widths + 1)
     starts = ends - widths - 1
@@ -96,7 +96,7 @@ def multiplication(num_digits: int) -> Task:
         for i in range(num_digits):
             width, unit = num_digits + 1 + i, np.uint32(10**i)
             product = numeral(a * (b // unit % 10 * unit), width, tokenizer)
-            if i == 0:  # the sum so far is this product
+            if i == 0:  # the first sum so far is the first product
                 pieces += [product]
                 continue
             total = numeral(a * (b % (10 * unit)), width, tokenizer)

@@ -1,4 +1,4 @@
-"""Prompts of random tokens, for measurements where only the sizes of the computation matter."""
+"""Generates prompts of random tokens, for measurements that depend only on sizes."""
 
 from typing import Any, NamedTuple
 
@@ -23,18 +23,18 @@ class RandomPromptsSettings:
 
 
 class Words(NamedTuple):
-    """Tokenizer whose words are numbers; its last token is PAD and the one before is EOS."""
+    """Tokenizer whose words are numbers; its last token is PAD and the last but one is EOS."""
 
     size: int
 
     @property
     def pad(self) -> int:
-        """Id of the padding token, the last one."""
+        """Id of the padding token, which is the last id."""
         return self.size - 1
 
     @property
     def eos(self) -> int:
-        """Id of the end-of-sequence token, the last but one."""
+        """Id of the end-of-sequence token, which is the last id but one."""
         return self.size - 2
 
     @property
@@ -65,8 +65,8 @@ def random_prompts(vocabulary: int, prompt_tokens: int = 64, answer_tokens: int 
 
     Args:
       vocabulary: number of tokens, at least 10.
-      prompt_tokens: tokens of a prompt.
-      answer_tokens: tokens of the longest completion.
+      prompt_tokens: number of tokens in a prompt.
+      answer_tokens: number of tokens in the longest completion.
 
     Raises:
       ConfigError: an argument is outside its range.

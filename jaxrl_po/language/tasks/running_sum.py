@@ -1,4 +1,4 @@
-"""Sums of digits whose answer may follow a scratchpad of any length."""
+"""Defines sums of digits whose answer may follow a scratchpad of any length."""
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,9 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
     """Builds the task: sum a list of digits modulo `modulus`, after a scratchpad of any length.
 
     Correct answers to `3141=` are `#9` and EOS, `3489#9` with the partial sums, `...3489#9`, or any
-    other text of the alphabet before the last `#`: only the text after that `#` is scored, so that
-    a correct answer can have any length. Partial sums help (each needs one addition), filler does
+    other text of the alphabet before the last `#`: only the text after the last `#` is scored, so
+    that a correct answer can have any length. Partial sums help (each needs one addition), filler
+    does
     not: a demonstration starts with 0 to `max_filler` dots, their number drawn with the problem, so
     that a policy warm-started on them is verbose and overlong shaping has something to shorten.
 
@@ -46,12 +47,12 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
     digits in ten is held out.
 
     Args:
-      length: digits of a list, in [2, 64]; sets the difficulty.
+      length: number of digits in a list, in [2, 64]; sets the difficulty.
       modulus: modulus of the sums, in [2, 10].
       max_filler: maximum number of dots in a demonstration, in [0, 256].
 
     Returns:
-      The task; its problem is the list, `[length]`, and the number of dots.
+      `Task` whose problem is the list, `[length]`, and the number of dots.
 
     Raises:
       ConfigError: an argument is outside its range.

@@ -1,4 +1,4 @@
-"""Sorting a list of digits."""
+"""Defines sorting a list of digits."""
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,11 @@ def sorting(length: int, *, symbols: int = 10) -> Task:
     One multiset in ten is held out, so that all orders of a list are in the same split.
 
     Args:
-      length: digits of a list, in [2, 64]; sets the difficulty.
+      length: number of digits in a list, in [2, 64]; sets the difficulty.
       symbols: number of different digits, in [2, 10].
 
     Returns:
-      The task.
+      `Task` of sorting.
 
     Raises:
       ConfigError: an argument is outside its range, or lists so few that a split would be empty.

@@ -1,4 +1,4 @@
-"""Two disjoint splits of a task's problems, sampled under jit."""
+"""Samples from two disjoint splits of a task's problems, under jit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,14 +11,17 @@ from jaxrl_po.config import ConfigError, Interval
 
 HELD_OUT = 10  # one problem in HELD_OUT is held out
 COUNTED = 10_000  # largest number of problems examined to compute the held-out share
-FAILURE = 1e-10  # largest probability that no candidate is in the split
-SHARES = Interval(0.02, 0.5)  # held-out shares for which sampling is efficient
+FAILURE = 1e-10  # largest probability that none of the candidates is in the split
+SHARES = Interval(0.02, 0.5)  # range of held-out shares for which sampling is efficient
 
 Canonical = Callable[[jax.Array], jax.Array]
 
 
 def is_held_out(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns True if the unordered pair of uint32 operands is held out: one in ten, by a hash."""
+    """Returns True if the unordered pair of uint32 operands is held out.
+
+    One pair in ten is, by a hash.
+    """
     return rows_held_out(jnp.sort(jnp.stack([a, b], axis=-1)))
 
 
@@ -26,8 +29,8 @@ def rows_held_out(rows: jax.Array) -> jax.Array:
     """Returns True for each row of operands that is held out.
 
     Args:
-      rows: operands in canonical order, identical for all rows that are one problem, `[..., K]`,
-        uint32.
+      rows: operands in canonical order, identical for all rows that are the same problem, `[...,
+        K]`, uint32.
 
     Returns:
       True for held-out rows, `[...]`, bool.
@@ -43,15 +46,16 @@ def make_draw(
 ) -> Callable[[jax.Array, bool], jax.Array]:
     """Builds `draw(key, held_out) -> operands [K]` uint32, uniform over one split.
 
-    Rejection sampling with a fixed number of candidates: the first candidate in the split is taken,
-    and the probability that none is in the split is at most 1e-10. To choose the number, the share
-    of held-out problems is counted, or estimated if there are many problems. `draw` consumes `key`.
+    The sampling rejects candidates, whose number is fixed: the first candidate in the split is
+    taken, and the probability that none is in the split is at most 1e-10. To choose the number of
+    candidates, the share of held-out problems is counted, or estimated if there are many problems.
+    `draw` consumes `key`.
 
     Args:
       bounds: interval [low, high) of the values of each operand, high < 2^31.
-      canonical: `[..., K] -> [..., J]`, maps all orders of operands that are one problem to the
-        same row, e.g. `jnp.sort`.
-      advice: advice on getting more problems, for the error message.
+      canonical: `[..., K] -> [..., J]`, maps all orders of operands that are the same problem to
+        the same row, e.g. `jnp.sort`.
+      advice: advice on how to get more problems, for the error message.
 
     Raises:
       ConfigError: there are so few problems that a split would be nearly empty.
@@ -76,7 +80,8 @@ def make_draw(
         rows = jax.random.randint(key, (candidates, len(bounds)), low[None], high[None]).astype(
             jnp.uint32
         )
-        # `argmax` finds the first candidate in the split (candidate 0 if none is in the split).
+        # `argmax` finds the first candidate in the split (candidate 0 if no candidate is in the
+        # split).
         return rows[jnp.argmax(rows_held_out(canonical(rows)) == held_out)]
 
     return draw

@@ -1,4 +1,4 @@
-"""A stack machine over tokens that evaluates a postfix expression under jit, one step per token."""
+"""Evaluates a postfix expression under jit by a stack machine over tokens, one step per token."""
 
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ class Result(NamedTuple):
 
     Attributes:
       parses: True for valid postfix that leaves one value, then EOS, then only padding, `[]`, bool.
-      uses_all: True if each given number was used exactly once, and no other, `[]`, bool.
+      uses_all: True if each given number was used exactly once, and no other number, `[]`, bool.
       value: value of the expression, `[]`, int32; valid only if `parses` and `uses_all` are True,
-        as it may overflow otherwise.
+        since the value may overflow otherwise.
     """
 
     parses: jax.Array
@@ -29,15 +29,15 @@ class _Machine(NamedTuple):
     stack: jax.Array  # [S]
     depth: jax.Array
     number: jax.Array  # value of the digits read so far
-    read: jax.Array  # count of these digits
-    free: jax.Array  # [K], bool, given numbers not used yet
-    given: jax.Array  # bool, whether all numbers used so far were given and free
+    read: jax.Array  # number of the digits read so far
+    free: jax.Array  # [K], bool, True for given numbers that are not used yet
+    given: jax.Array  # bool, True if all numbers used so far were given and unused
     parses: jax.Array
     ended: jax.Array
 
 
 def execute(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Tokenizer) -> Result:
-    """Evaluates a completion: `places` digits push a number, an operator joins the top two values.
+    """Evaluates a completion; `places` digits push a number, an operator joins the top two values.
 
     Numbers have their highest digit first. If each given number x is used at most once, no value
     exceeds the product of the max(x, 2): a sum or a difference of two values of at least 2 is at
@@ -46,7 +46,7 @@ def execute(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Token
     Args:
       numbers: given numbers, `[K]`, int32, at least 1.
       tokens: tokens of the completion, `[T]`, int32.
-      places: digits of each number.
+      places: number of digits in each number.
       tokenizer: tokenizer of the alphabet; digits follow `0`, and `-` and `*` follow `+`.
 
     Returns:
@@ -69,8 +69,9 @@ def execute(numbers: jax.Array, tokens: jax.Array, places: int, tokenizer: Token
         number, read = machine.number * 10 + token - zero, machine.read + 1
         push = is_digit & (read == places)
         same = machine.free & (numbers == number)
-        first = same & (jnp.cumsum(same) == 1)  # a number given twice is used up one at a time
-        # Only illegal operators, which clear `parses`, need the clamp.
+        # A number that is given twice is used up one at a time.
+        first = same & (jnp.cumsum(same) == 1)
+        # only illegal operators, which clear `parses`, need the clamp
         a = machine.stack[jnp.maximum(machine.depth - 2, 0)]
         b = machine.stack[jnp.maximum(machine.depth - 1, 0)]
         joined = jnp.stack([a + b, a - b, a * b])[jnp.clip(token - plus, 0, len(OPERATORS) - 1)]

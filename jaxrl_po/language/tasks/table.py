@@ -1,4 +1,4 @@
-"""Tasks over a finite list of prompts with their answers."""
+"""Defines tasks over a finite list of prompts with their answers."""
 
 import functools
 import unicodedata
@@ -17,7 +17,7 @@ from jaxrl_po.language.tokenizer import AnyTokenizer
 
 
 class Example(NamedTuple):
-    """One prompt and its correct answer.
+    """Prompt with its correct answer.
 
     Attributes:
       prompt: prompt as a text, or its ids.
@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """R prompts, padded on the left, and their answers, padded on the right.
+    """Table of R prompts, padded on the left, and their answers, padded on the right.
 
     Attributes:
       tokens: tokens of the prompts, `[R, L]`, int32.
@@ -71,7 +71,7 @@ def _spelt(tokenizer: AnyTokenizer, answer: str) -> str:
     """Returns an answer as the tokenizer writes it, in the tokenizer's Unicode form and case."""
     written = tokenizer.decode(tokenizer.encode(answer))
     plain = (unicodedata.normalize("NFKC", text).casefold().strip() for text in (written, answer))
-    return written if len(set(plain)) == 1 else answer  # a token may be unknown
+    return written if len(set(plain)) == 1 else answer  # a token may be unknown to the tokenizer
 
 
 def table(
@@ -86,7 +86,7 @@ def table(
     """Builds a task over lists of prompts; only the exact answer is correct.
 
     With the tokenizer of a pretrained model, any tokens whose text is the answer are correct; space
-    around the text does not count.
+    around the text is ignored.
 
     Training draws uniformly; an evaluation asks each row of `test` once. The problem is the row in
     `[*train, *validation, *test]`. The lists are the task's `data`, an argument of the
@@ -98,13 +98,14 @@ def table(
         tokenizer of a pretrained model.
       train: training examples, at least one.
       test: held-out examples, at least one.
-      validation: examples, held out too, that a run selects its best checkpoint by. Without them,
-        a command takes every second example of `test`, and tests on the others.
-      share_prompts: whether the lists may have prompts in common, for callers that distinguish
-        such prompts by other data.
+      validation: held-out examples by which a run selects its best checkpoint. Without validation
+        examples, a command takes every second example of `test` for validation, and tests on the
+        other examples.
+      share_prompts: True if the lists may have prompts in common, for callers that distinguish such
+        prompts by other data.
 
     Returns:
-      The task.
+      `Task` over the examples.
 
     Raises:
       ConfigError: a list is empty, shares a prompt with another list, or contains an empty prompt
@@ -150,7 +151,8 @@ def table(
         exact = token_match(demonstrate(rows, row), with_eos(tokens, tokenizer), tokenizer.pad)
         if rows.texts is None:
             return exact
-        found = match(rows.texts, row, tokens, tokenizer.ends)  # the same text in other tokens
+        # The same text in other tokens has the same credit.
+        found = match(rows.texts, row, tokens, tokenizer.ends)
         return jnp.where((found.score == 1.0) & (exact.sum() < 0.99), found.credit, exact)
 
     return Task(
@@ -166,4 +168,4 @@ def table(
         test=tested,
         validation=range(len(train), tested.start),
         data=rows,
-    )  # Any text may be an answer, so no completion is malformed and `parses` stays None.
+    )  # Any text may be an answer, so no completion is malformed and `parses` remains None.

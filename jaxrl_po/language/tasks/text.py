@@ -1,4 +1,4 @@
-"""Functions that write numbers and texts of varying length as tokens, under jit."""
+"""Writes numbers and texts of varying length as tokens, under jit."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,14 +13,14 @@ from jaxrl_po.types import PyTree
 
 MAX_DIGITS = 9  # a sum of two such numbers still fits an int32
 MAX_FACTOR_DIGITS = 4  # a product of two such numbers still fits an int32
-MAX_LENGTH = 64  # digits of a list
+MAX_LENGTH = 64  # largest number of digits in a list
 
 
 class Piece(NamedTuple):
-    """A text of varying length.
+    """Text of varying length.
 
     Attributes:
-      tokens: tokens of the text, then any others, `[N]`, int32.
+      tokens: tokens of the text, followed by arbitrary tokens, `[N]`, int32.
       length: number of valid tokens from the first on, in [0, N], `[]`.
     """
 
@@ -54,11 +54,11 @@ def numeral(
       x: number to write, `[]`, uint32, below 10^places.
       places: width of the number, in digits.
       tokenizer: tokenizer of the alphabet.
-      zero_pad: whether to fill the width with leading zeros; without them 0 is written `0`.
-      reverse: whether to write the lowest digit first.
+      zero_pad: True to fill the width with leading zeros; without them 0 is written `0`.
+      reverse: True to write the lowest digit first.
 
     Returns:
-      A `Piece` of up to `places` tokens.
+      `Piece` of up to `places` tokens.
     """
     length = places if zero_pad else jnp.maximum(1, jnp.sum(x >= _powers(places), dtype=jnp.int32))
     position = np.arange(places)

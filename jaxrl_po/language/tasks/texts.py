@@ -1,7 +1,7 @@
-"""Comparison of a completion's text with an answer, whatever tokens the text is written in.
+"""Compares a completion's text with an answer, whatever tokens the text is written in.
 
-A tokenizer that merges digits writes 12 as one token; a model may write it as two. The program
-compares texts byte by byte, with the bytes of each token in a table.
+A tokenizer that merges digits writes 12 as one token, whereas a model may write 12 as two tokens.
+The program compares texts byte by byte, with the bytes of each token in a table.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 SPACE = b" \t\n\r\v\f"
-LONGEST = 64  # bytes stored per token; a longer token never matches an answer
-LONGEST_ANSWER = 512  # bytes; a longer answer must match token by token
+LONGEST = 64  # number of bytes stored per token; a longer token never matches an answer
+LONGEST_ANSWER = 512  # number of bytes; a longer answer must match token by token
 
 
 class Texts(NamedTuple):
-    """Bytes of V tokens and of R answers; space around a text does not count.
+    """Bytes of V tokens and of R answers; space around a text is ignored.
 
     Attributes:
       token: bytes of each token, then zeros, `[V, W]`, uint8.
@@ -80,7 +80,7 @@ def match(texts: Texts, row: jax.Array, tokens: jax.Array, ends: tuple[int, ...]
       texts: tables of bytes.
       row: index of the answer, `[]`, int32.
       tokens: tokens of the completion, `[T]`, int32; anything may follow its end.
-      ends: ids that end a completion; the first one found ends it.
+      ends: ids that end a completion; the first of them in `tokens` ends it.
     """
     each, answer, size, length, before, after = (
         jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""The interface of a task, and the check of its sizes."""
+"""Defines the interface of a task, and checks a task's sizes."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ DRAWN = 512
 
 
 class Prompt(NamedTuple):
-    """One prompt with its problem.
+    """Prompt with its problem.
 
     Attributes:
       tokens: tokens of the prompt, `[L]`, int32, left-padded.
@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Inputs of `Problem.apply`: rows of a prompt and its completion.
+    """Inputs of `Problem.apply`, rows of a prompt and its completion.
 
     Attributes:
       tokens: left-padded prompt, then the completion, from column L in every row, `[B, L + N]`,
@@ -55,39 +55,41 @@ class Sequences(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A verifiable task.
+    """Task whose answers can be verified.
 
     Attributes:
       name: name for logs and plots.
       tokenizer: tokenizer of prompts and answers.
-      prompt_length: tokens L of a prompt, padding included.
-      answer_length: tokens of the longest demonstration, EOS included.
-      sample: `sample(key, held_out) -> Prompt`; consumes `key`. The splits share no problem.
-      demonstrate: `demonstrate(problem) -> tokens [answer_length]`, a correct answer with EOS, then
-        PAD.
-      score: `score(problem, tokens [T]) -> []` float32 in [0, 1]: the raw accuracy of a completion,
-        T ≥ answer_length.
-      credit: `credit(problem, tokens [T]) -> [T]` float32: each token's share of a process reward,
-        at most 1 in all.
-      parses: `parses(problem, tokens [T]) -> []` bool: True for a well-formed completion, correct
-        or not: the alphabet and shape of an answer, EOS, then only padding. None if the task does
-        not check this.
-      columns: `columns(problems [B, …]) -> {name: B values}`, on the host: arguments of a reward
-        function in Python besides prompts and completions. None to pass the demonstration.
-      strata: number of strata; 0 to disable them.
-      stratum: `stratum(problem) -> []` int32 below `strata`: the problem's number in a finite set,
-        or its difficulty. None without strata.
-      step_end: `step_end(problem, tokens [T]) -> [T]` bool: True for tokens that end a step, where
-        a process reward is due, even if it is 0. The last token of a completion always ends a step.
-        None if every token is a step.
-      row: `row(i) -> Prompt`, the prompt of row i of a finite set. None for an unlimited number of
-        prompts, which an evaluation draws by `sample`.
-      test: held-out rows of a finite set; an evaluation asks each of them once.
+      prompt_length: number L of tokens in a prompt, padding included.
+      answer_length: number of tokens in the longest demonstration, EOS included.
+      sample: `sample(key, held_out) -> Prompt`; consumes `key`. The two splits do not have a
+        problem in common.
+      demonstrate: `demonstrate(problem) -> tokens [answer_length]`, returns a correct answer with
+        EOS, then PAD.
+      score: `score(problem, tokens [T]) -> []` float32 in [0, 1], returns the raw accuracy of a
+        completion, T ≥ answer_length.
+      credit: `credit(problem, tokens [T]) -> [T]` float32, returns each token's share of a process
+        reward, at most 1 in all.
+      parses: `parses(problem, tokens [T]) -> []` bool, returns True for a well-formed completion,
+        correct or not: the alphabet and shape of an answer, EOS, then only padding. The field is
+        None if the task does not check the form.
+      columns: `columns(problems [B, …]) -> {name: B values}`, runs on the host and returns
+        arguments of a reward function in Python besides prompts and completions. The field is None
+        to pass the demonstration.
+      strata: number of strata; 0 disables strata.
+      stratum: `stratum(problem) -> []` int32 below `strata`, returns the problem's number in a
+        finite set, or its difficulty. The field is None without strata.
+      step_end: `step_end(problem, tokens [T]) -> [T]` bool, returns True for tokens that end a
+        step, where a process reward is due, even if it is 0. The last token of a completion always
+        ends a step. The field is None if every token is a step.
+      row: `row(i) -> Prompt`, returns the prompt of row i of a finite set. The field is None for an
+        unlimited number of prompts, which an evaluation draws by `sample`.
+      test: held-out rows of a finite set; an evaluation asks each row once.
       validation: rows that replace `test` in the evaluations that select a checkpoint.
       data: arrays that the functions above receive by `functools.partial(function, data)`. The
-        training state contains them, so that they are an argument of the programs, not a constant
-        in their code. None for a task without data.
-      note: remark on the notation of answers, for their reader; empty to leave it out.
+        training state contains the arrays, so that they are an argument of the programs, not a
+        constant in the programs' code. The field is None for a task without data.
+      note: remark for a reader on the notation of answers; empty for a task without remark.
     """
 
     name: str
@@ -153,7 +155,7 @@ def held_out(task: Task, keys: jax.Array) -> Prompt:
 
 
 def reading(task: Task, frozen: PyTree) -> Task:
-    """Returns the task with its data taken from a training state.
+    """Returns the task whose data are taken from a training state.
 
     Args:
       task: any task.
@@ -171,7 +173,7 @@ def reading(task: Task, frozen: PyTree) -> Task:
 
 
 def check_shapes(task: Task, *, scored: bool) -> None:
-    """Raises ConfigError if a prompt, demonstration or, if `scored`, score has a wrong shape."""
+    """Raises ConfigError if a prompt, a demonstration or, if `scored`, a score has a bad shape."""
     prompt = jax.eval_shape(lambda key: task.sample(key, False), jax.random.key(0))
     answer = jax.ShapeDtypeStruct((task.answer_length,), jnp.int32)
     demonstration = jax.eval_shape(task.demonstrate, prompt.problem)

@@ -1,4 +1,4 @@
-"""Shared verifiers: a fixed number of token comparisons that never evaluate text as code."""
+"""Verifies completions by a fixed number of token comparisons that never evaluate text as code."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def one_answer(
 
 
 def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """Returns 1, `[]`, if the completion is the answer with EOS, then only padding; else 0.
+    """Returns 1, `[]`, if the completion is the answer with EOS, then only padding; otherwise 0.
 
     Args:
       answer: tokens of the right answer, padded, `[A]`.
@@ -49,7 +49,7 @@ def exact_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
 
 
 def token_match(answer: jax.Array, tokens: jax.Array, pad: int) -> jax.Array:
-    """Returns 1 / (length of the answer) for each token that matches, EOS included, else 0, `[T]`.
+    """Returns 1 / (length of the answer) for each token that matches, EOS included, or 0, `[T]`.
 
     Args:
       answer: tokens of the right answer, padded, `[A]`.
@@ -66,11 +66,11 @@ def with_eos(tokens: jax.Array, tokenizer: AnyTokenizer) -> jax.Array:
 
     Args:
       tokens: tokens of the completion, padded after its end, `[T]`.
-      tokenizer: tokenizer whose `ends` are looked for.
+      tokenizer: tokenizer whose `ends` are replaced.
     """
     if len(tokenizer.ends) == 1:
         return tokens
-    # PAD may be one of the ends: only the first one found is the end.
+    # PAD may be one of the ends: only the first end in the tokens is the end.
     ended = jnp.cumsum(jnp.isin(tokens, jnp.array(tokenizer.ends)))
     last = jnp.diff(ended, prepend=0).astype(bool) & (ended == 1)
     return jnp.where(last, tokenizer.eos, jnp.where(ended > 0, tokenizer.pad, tokens))
@@ -108,8 +108,8 @@ def after_separator(
       tokenizer: tokenizer of the alphabet.
 
     Returns:
-      The answer, shifted to the left, then padding, `[T]`; and True if the completion has a
-      separator with neither EOS nor padding before it, `[]`, bool.
+      Answer, shifted to the left, then padding, `[T]`; and True if the completion has a separator
+      with neither EOS nor padding before it, `[]`, bool.
     """
     position = jnp.arange(tokens.shape[0])
     start = jnp.max(jnp.where(tokens == tokenizer.ids[separator], position + 1, 0))
@@ -125,7 +125,8 @@ def after_scratch(
     """Builds `score` and `parses` of a task whose answer follows the last `#`, after any text.
 
     Args:
-      answer: `answer(problem) -> tokens [A]`, the one correct answer with EOS, then padding.
+      answer: `answer(problem) -> tokens [A]`, returns the only correct answer with EOS, then
+        padding.
       tokenizer: tokenizer of the alphabet, digits first.
     """
 
@@ -141,7 +142,7 @@ def after_scratch(
 
 
 def at_end(reward: jax.Array, tokens: jax.Array, tokenizer: Tokenizer) -> jax.Array:
-    """Places the reward at the first EOS, 0 elsewhere, `[T]`."""
+    """Places the reward at the first EOS, and 0 at other tokens, `[T]`."""
     is_eos = tokens == tokenizer.eos
     return jnp.where(is_eos & (jnp.cumsum(is_eos) == 1), reward, 0.0)
 

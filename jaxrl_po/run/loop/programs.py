@@ -1,8 +1,8 @@
 """The compiled programs of a run: warm start, `init`, chunk and evaluation.
 
 A chunk is one program; or two programs with scoring on the host in between; or one program per
-iteration, with rollouts on the host before it. The number of microbatches is chosen so that a chunk fits
-in memory.
+iteration, with rollouts on the host before it. The number of microbatches is chosen so that a chunk
+fits in memory.
 """
 
 import dataclasses
