@@ -12,6 +12,8 @@ from mkdocs.structure.files import File, Files
 BLOCK = re.compile(r"^```math\n(.*?)^```$|^\$\$(.*?)\$\$$", re.M | re.S)
 INLINE = re.compile(r"(?<![\w$\\])\$([^$\n]+)\$(?![\w$])")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
+# Note for readers of the repository, which the site leaves out.
+REPOSITORY = re.compile(r"^> In the repository .*?\n\n", re.M | re.S)
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
@@ -41,6 +43,7 @@ def _cell(cell: dict[str, Any]) -> str:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces equations: fences of `math`, and in notebooks `$$…$$` and `$…$`."""
+    markdown = REPOSITORY.sub("", markdown)
     markdown = BLOCK.sub(lambda found: _block(found[1] or found[2]), markdown)
     parts = CODE.split(markdown)  # code at odd indices
     parts[::2] = [INLINE.sub(_inline, part) for part in parts[::2]]

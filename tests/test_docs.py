@@ -54,7 +54,7 @@ PROGRAMS = {  # snippets of a page; each snippet may continue the previous one
         for kind, source, code in FENCE.findall((DOCS / page).read_text())
         if kind == "python" and not source
     )
-    for page in ("bring_your_own.md", "scaling.md", "index.md")
+    for page in ("bring_your_own.md", "hyperparameters.md", "scaling.md", "index.md")
 }
 README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) if kind == "python"]
 IN_GROUPS = {name for name, entry in registry.METHODS.items() if entry.compares_groups}

@@ -83,8 +83,8 @@ def make_problem(
         task's longest answer.
       temperature: divisor of the logits, above 0, in sampling and in `apply`.
       top_k: number of most likely tokens to sample from, see `sampling.truncate_logits`; 0 disables
-        the filter. The policy that `apply` returns is restricted to the tokens that the filters kept,
-        which the batch's inputs contain.
+        the filter. The policy that `apply` returns is restricted to the tokens that the filters
+        kept, which the batch's inputs contain.
       top_p: probability that the most likely tokens to sample from must reach together; 1 disables
         the filter.
       min_p: smallest share of the largest probability for a token to be sampled; 0 disables the

@@ -95,10 +95,10 @@ class Decoding(NamedTuple):
       temperature: divisor of the logits, above 0.
       top_k: number of most likely tokens to sample from, see `truncate_logits`; 0 disables the
         filter.
-      top_p: probability that the tokens to sample from must reach, see `truncate_logits`; 1 disables
+      top_p: probability that the tokens to sample from must reach, see `truncate_logits`; 1
+        disables the filter.
+      min_p: share of the largest probability that a token needs, see `truncate_logits`; 0 disables
         the filter.
-      min_p: share of the largest probability that a token needs, see `truncate_logits`; 0 disables the
-        filter.
     """
 
     max_new_tokens: int = 0
