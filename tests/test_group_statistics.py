@@ -152,7 +152,7 @@ def test_root_of_trained_members_weighs_surrogate():
 
 
 def test_fresh_strata_are_plain_grpo():
-    """With a new stratum per group, GRPO's first iteration is unchanged; a second visit differs."""
+    """Strata that differ by group leave GRPO's first step unchanged; a second visit differs."""
     apart = PROBLEM._replace(collect=lambda *args: number_groups(*args), strata=GROUPS)
     running = dataclasses.replace(PLAIN, running_statistics=True)
     same(gradient_of(running, apart)[0], gradient_of(PLAIN)[0])

@@ -58,7 +58,7 @@ def test_a_gap_counts():
 
 
 def test_vmapped_rows_are_cut_to_the_longest():
-    """With a branch for each length, `vmap` would run all branches."""
+    """A branch for each length would be run for all lengths under `vmap`."""
     stacked = jax.tree.map(lambda *x: jnp.stack(x), samples_of([3, 4]), samples_of([2, 15]))
     function = jax.vmap(lengths.cut(count, shorten))
     slots, totals = function(stacked)

@@ -209,7 +209,7 @@ def conditions(function, *given):
 
 
 def test_seeds_step_down_together():
-    """With one predicate per seed, both branches would run in every step, followed by a select."""
+    """One predicate per seed would run both branches in every step, followed by a select."""
     with jax.enable_x64(True):
         given = arguments(0)
         stacked = jax.tree.map(lambda x: jnp.stack([x, x]), given)

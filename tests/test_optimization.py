@@ -319,7 +319,7 @@ class OwnModel(language.Transformer):
 
 @pytest.mark.parametrize("role", ["policy", "critic", "actor_critic", "torso", "model"])
 def test_muon_refuses_networks_of_a_user(role):
-    """With an optax transformation `make` succeeds, as the message states."""
+    """An optax transformation makes `make` succeed, as the message states."""
     if role == "model":
         task = language.tasks.addition(1)
         model = OwnModel(task.tokenizer.size, width=8, layers=1, heads=2)

@@ -36,7 +36,7 @@ CHAT = [
 def test_messages_are_written_by_the_template_and_a_function_rewards_them(
     place, tmp_path, monkeypatch
 ):
-    """With a reward function, rows need no answer, and the function scores evaluations; the test
+    """Rows need no answer with a reward function, which scores evaluations too; the test
     does not train."""
     monkeypatch.setattr(programs, "check_job", lambda job: None)
     monkeypatch.setattr(programs, "compile_with_score", lambda *_: (None, DeviceMemory(0, None)))

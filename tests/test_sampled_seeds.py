@@ -22,7 +22,7 @@ def places(jaxpr):
 
 @pytest.mark.parametrize("make", [language_problem, dialogue_problem])
 def test_seeds_write_in_one_slice(make):
-    """With a counter for each seed, every write to the cache would be a scatter over seeds."""
+    """A counter for each seed would turn every write to the cache into a scatter over seeds."""
     problem = make()
 
     def collect(key):

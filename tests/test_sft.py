@@ -209,7 +209,7 @@ def test_training_and_evaluation_ask_for_their_own_split():
 
 @pytest.mark.slow
 def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
-    """Of the 10,000 sums of two digits 910 are held out; of the 100 sums of one digit 14.
+    """The split holds out 910 of the 10,000 sums of two digits, 14 of the 100 sums of one digit.
 
     The model memorises sums of one digit: their held-out loss rises from 1.4 to 2.6 while the
     training loss falls to .003. For two digits the held-out loss falls from 2.6 to .004 – .017 (two
