@@ -103,8 +103,7 @@ def is_writer() -> bool:
 
 def any_of(flag: bool) -> bool:
     """Returns whether the flag is true in any process; all processes must call this function."""
-    everywhere = multihost_utils.process_allgather if is_multi_process() else np.asarray
-    return bool(everywhere(np.int32(flag)).any())
+    return any(multihost_utils.process_allgather(np.int32(flag))) if is_multi_process() else flag
 
 
 def gather_values(value: Value) -> list[Value]:

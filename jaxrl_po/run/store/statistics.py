@@ -107,7 +107,7 @@ def bootstrap_interval(
       if no resample remains.
 
     Example:
-      >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0], statistic=mean)
+      >>> low, high = bootstrap_interval([1.0, 2.0, 3.0, 4.0], statistic=nan_mean)
       >>> bool(1.0 <= low < 2.5 < high <= 4.0)
       True
     """
