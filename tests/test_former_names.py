@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from test_golden_flags import RENAMED, records
+from test_golden_flags import records
 
 from jaxrl_po import config, control, run
 from jaxrl_po.__main__ import main
@@ -14,6 +14,17 @@ from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run.experiment import flags, language_config
 
 RUN_OF_0_4 = Path(__file__).parent / "run_of_0_4.tar.xz"
+# Map from a former flag to the present flag; a name that ends in a dot is a section. A flag of a
+# few commands has their names in front: `"export seed": "seed_index"`.
+RENAMED = {
+    "config.n": "config.n_steps",
+    "environment": "tools",
+    "environment.": "tools.",
+    "export seed": "seed_index",
+    "network.memory_of": "network.recurrent_networks",
+    "network.squash": "network.tanh_squash",
+    "network.std": "network.state_dependent_std",
+}
 SELECTING = {
     "groups": ["--algorithm=grpo"],
     "vine": ["--algorithm=trpo", "--sampling=vine"],

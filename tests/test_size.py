@@ -4,10 +4,10 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 24_533,
-    "run layer code": 10_945,
+    "library code": 24_600,
+    "run layer code": 10_954,
     "run layer files": 77,
-    "run layer import pairs": 348,
+    "run layer import pairs": 347,
     "folders of run/ in import cycles": 0,
     "signatures with Any in the run layer": 102,
     "records above 14 fields in the run layer": 0,
@@ -21,8 +21,8 @@ LIMITS = {
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_080,
-    "test code": 41_820,
+    "docs words (studies aside)": 27_501,
+    "test code": 41_921,
 }
 
 
