@@ -2,8 +2,7 @@
 
     Run: python examples/grpo_single_file.py
 
-The script needs only jax, flax and optax: read the file from top to bottom and change anything in
-    it.
+The script needs only jax, flax and optax: read it from top to bottom and change anything in it.
 Source: Shao et al. 2024 (arXiv:2402.03300). The right answer to the prompt `7+5=` is `12` and EOS.
 A few supervised steps make a policy that is sometimes right; this policy is also the reference of
 the KL penalty. P prompts have G completions each, in adjacent rows, so a batch has B = P * G rows;

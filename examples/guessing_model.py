@@ -1,9 +1,8 @@
 """Builds a small model that calls a tool: `python examples/guessing_model.py runs/guessing`.
 
 Fits a small Llama to dialogues with the environment of `guessing.py`, in which all guesses are
-drawn at
-random, and writes the files of a downloaded model: a folder with weights, tokenizer and a chat
-template that describes tools (`model`), and also prompts (`prompts.jsonl`) for training with
+drawn at random, and writes the files of a downloaded model: a folder with weights, tokenizer and a
+chat template that describes tools (`model`), and also prompts (`prompts.jsonl`) for training with
 `jaxrl-po language --tools=examples/guessing.py:Guessing …`; see docs/dialogues.md.
 """
 

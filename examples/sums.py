@@ -1,8 +1,7 @@
 """Builds a small pretrained model in a minute: `python examples/sums.py runs/sums`.
 
 Writes word problems, trains a byte-level BPE on the problems' text, fits a small Llama to some of
-the
-answers, and writes the files of a downloaded model: a folder with weights, tokenizer and chat
+the answers, and writes the files of a downloaded model: a folder with weights, tokenizer and chat
 template (`model`), and also prompts with answers (`train.jsonl`, `test.jsonl`) for training by
 `jaxrl-po language --init_from=runs/sums/model --task=file …`; see docs/pretrained.md.
 """

@@ -216,9 +216,8 @@ def maximum_likelihood(reward: jax.Array) -> jax.Array:
     """Computes `(r_i − mean(r)) / mean(r)` within one group; 0 if no member has a reward.
 
     The expected gradient equals the gradient of `log p`, where p is the probability of a right
-    answer, up to
-    terms that need more than G samples: a prompt that is solved one time in ten has ten times the
-    weight that it has in the gradient of p.
+    answer, up to terms that need more than G samples: a prompt that is solved one time in ten has
+    ten times the weight that it has in the gradient of p.
 
     Args:
       reward: `[G]`, at least 0; a negative reward makes the advantages of its group NaN and skips

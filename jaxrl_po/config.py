@@ -6,9 +6,8 @@ the documentation.
 
 The same conversion rule holds for every record, every factory and `run.Experiment`. A NumPy scalar
 or a 0-d array counts as the Python number that it holds. Text is not a number, a bool is not a
-number, and 1 is not a
-bool: each such value is refused with the name of its field. A traced size, switch or name is
-    refused too.
+number, and 1 is not a bool: each such value is refused with the name of its field. A traced size,
+switch or name is refused too.
 """
 
 import dataclasses

@@ -99,8 +99,7 @@ def _argmax(x: jax.Array) -> jax.Array:
     if size <= MANY:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
     # Takes two vectorised passes over computed numbers. XLA's `argmax` on a CPU is scalar and fused
-    # with
-    # its input: the fused loop takes three times as long.
+    # with its input: the fused loop takes three times as long.
     x = jax.lax.optimization_barrier(x)
     index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     return jnp.min(jnp.where(x < jnp.max(x, axis=-1, keepdims=True), size, index), axis=-1)

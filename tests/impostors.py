@@ -1,8 +1,7 @@
 """Runs tests on a changed module in a forked child, which has imported no module of this library.
 
 The parent process imports third-party libraries once, except gymnax, which starts a backend when it
-is
-imported: a process with threads cannot fork.
+is imported: a process with threads cannot fork.
 """
 
 import ast

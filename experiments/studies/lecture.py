@@ -52,7 +52,7 @@ def shifted(problem: Problem, groups: tuple[int, int], budget: int) -> Problem:
     Every other member of a group is right (every other row, if groups have one member) and the
     critic predicts 0, so that all tokens of right rows share one advantage, and all tokens of wrong
     rows share another: differences within right rows, or within wrong rows, are weights that the
-      loss gives to tokens.
+    loss gives to tokens.
     """
     rows, size = groups[0] * groups[1], max(groups[1], 2)
 

@@ -111,11 +111,10 @@ def product(
 
     Where XLA's CPU code is slow, the gradient of the kernel is another product than XLA would
     choose. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two
-    products
-    with a vector: a derivative with respect to a narrow kernel is therefore taken column by column.
-    For a layer with many inputs and few outputs, `[D, E]` times `[E, A]` takes up to five times as
-    long as `[A, E]` times `[E, D]`, whose result is then transposed, and the difference is largest
-    with several seeds at once.
+    products with a vector: a derivative with respect to a narrow kernel is therefore taken column
+    by column. For a layer with many inputs and few outputs, `[D, E]` times `[E, A]` takes up to
+    five times as long as `[A, E]` times `[E, D]`, whose result is then transposed, and the
+    difference is largest with several seeds at once.
 
     Args:
       x: `[E*, D]`, inputs of the layer.
@@ -459,8 +458,7 @@ def hidden_matrices(network: Any) -> Callable[[PyTree], PyTree] | None:
     """Returns `params -> tree of bool`, True for each matrix from hidden units to hidden units.
 
     A hidden matrix is the kernel of a layer between the first layer, which reads the observation,
-    and the
-    head, which gives the output: in a torso all layers but its first; for a memory see
+    and the head, which gives the output: in a torso all layers but its first; for a memory see
     `memory.Memory`. The input projection of a memory is the first layer if the torso has no layers.
 
     Args:

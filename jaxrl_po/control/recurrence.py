@@ -52,8 +52,8 @@ def run_gru(
 
 # Differentiated by JAX, the loop would add up the gradient of each kernel in every step. With this
 # derivative a step of the backward pass is elementwise except for three products with the memories'
-# cotangent, and the
-# gradient of a kernel is one product over all steps: on a CPU up to 2.7 times as fast.
+# cotangent, and the gradient of a kernel is one product over all steps: on a CPU up to 2.7 times as
+# fast.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _memories(unroll: int, *primals: Any) -> jax.Array:
     return _run(unroll, *primals)[0]

@@ -99,8 +99,7 @@ def read_spaces(name: str, observation_space: Any, action_space: Any) -> Spaces:
     level.
 
     A continuous action is in units of the box's half range around its centre. The action is clipped
-    to the
-    box after the policy: the stored action remains unclipped.
+    to the box after the policy: the stored action remains unclipped.
 
     Args:
       name: name of the environment, for messages.

@@ -2,9 +2,8 @@
 
 Run the study by `python experiments/studies/claims/worth_of_a_critic.py
 --out=runs/worth_of_a_critic`. The critic is a second transformer of the policy's size. With a
-critic, a completion takes twice the time and twice the
-memory, so GRPO gets twice the completions at equal cost: in twice the iterations, or in batches
-twice as large.
+critic, a completion takes twice the time and twice the memory, so GRPO gets twice the completions
+at equal cost: in twice the iterations, or in batches twice as large.
 """
 
 import small

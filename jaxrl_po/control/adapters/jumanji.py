@@ -42,9 +42,8 @@ def make(
     position, a city) is one-hot, the number of steps a share of `max_steps`; boards keep their
     numbers, in Game2048 exponents of 2. Dependent choices (BinPack: a space and an item) become one
     choice among all pairs; with several agents there is a choice for each agent. If no action is
-    legal,
-    all actions are allowed: the suite then ends the episode or ignores the action. Rewards of
-      several agents are summed.
+    legal, all actions are allowed: the suite then ends the episode or ignores the action. Rewards
+    of several agents are summed.
 
     Args:
       name: name of an environment, one of `names()`.

@@ -39,9 +39,9 @@ def running_sum(length: int, *, modulus: int = 10, max_filler: int = 8) -> Task:
     Correct answers to `3141=` are `#9` and EOS, `3489#9` with the partial sums, `...3489#9`, or any
     other text of the alphabet before the last `#`: only the text after the last `#` is scored, so
     that a correct answer can have any length. Partial sums help (each needs one addition), filler
-    does
-    not: a demonstration starts with 0 to `max_filler` dots, their number drawn with the problem, so
-    that a policy warm-started on them is verbose and overlong shaping has something to shorten.
+    does not: a demonstration starts with 0 to `max_filler` dots, their number drawn with the
+    problem, so that a policy warm-started on them is verbose and overlong shaping has something to
+    shorten.
 
     `credit` is the score, at EOS: no part of a free scratchpad is right or wrong. One multiset of
     digits in ten is held out.
