@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 import jax
 
+from jaxrl_po.config import with_field_docs
 
+
+@with_field_docs
 class Target(NamedTuple):
     """Platform and devices that a program is compiled for.
 

@@ -16,6 +16,7 @@ import inspect
 import math
 import numbers
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, dataclass_transform
 
@@ -230,6 +231,28 @@ def is_record(value: object) -> bool:
     if not (isinstance(value, type) and dataclasses.is_dataclass(value)):
         return False
     return all(SETTING in field.metadata for field in dataclasses.fields(value))
+
+
+def with_field_docs(cls: type[Record]) -> type[Record]:
+    """Gives each field of a NamedTuple its entry under `Attributes`, as `help` then shows.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> @with_field_docs
+      ... class Point(NamedTuple):
+      ...     '''Point.
+      ...
+      ...     Attributes:
+      ...       x: First coordinate.
+      ...     '''
+      ...     x: float
+      >>> Point.x.__doc__
+      'First coordinate.'
+    """
+    entries = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    for name, text in re.findall(r"^  (\w+): (.*(?:\n    .*)*)", entries, re.MULTILINE):
+        getattr(cls, name).__doc__ = " ".join(text.split())
+    return cls
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

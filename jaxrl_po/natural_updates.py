@@ -50,7 +50,7 @@ def trust_region_update(
       fisher_stride: stride n: Fisher products use every n-th row, counted over all devices and
         microbatches.
       num_microbatches: number of parts of the rows, to bound memory: gradient, Fisher products and
-        search become sums over parts. With several parts each product recomputes the policy,
+        search become sums over parts. With several parts each Fisher product recomputes the policy,
         whereas a single part is linearised once.
       search: `search(evaluate, params, step) -> (params, LineSearchInfo)`, such as
         `trust_region.full_step` or `line_search`.

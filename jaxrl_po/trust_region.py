@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_po import masked
-from jaxrl_po.config import Number
+from jaxrl_po.config import Number, with_field_docs
 
 Tree = Any
 
@@ -203,6 +203,7 @@ def natural_step(direction: Tree, matvec: Callable[[Tree], Tree], *, max_kl: Num
     return jax.tree.map(lambda x: jnp.where(usable, scale * x, 0.0).astype(x.dtype), direction)
 
 
+@with_field_docs
 class LineSearchInfo(NamedTuple):
     """Result of a line search, apart from the parameters.
 

@@ -17,7 +17,7 @@ import optax
 
 from jaxrl_po import backend
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, with_field_docs
 from jaxrl_po.masked import Mean
 
 PyTree = Any
@@ -83,6 +83,7 @@ def _text_of(leaf: Any) -> Any:
     return _Text(f"{leaf.dtype}{[*leaf.shape]}") if array else leaf
 
 
+@with_field_docs
 class ActorCritic(NamedTuple):
     """Parameters by role; a method selects by field the subtree that it trains.
 
@@ -116,6 +117,7 @@ class ActorCritic(NamedTuple):
         return own if own is None or constants is None else {**own, **constants}
 
 
+@with_field_docs
 class CollectorState(NamedTuple):
     """Named entries that `collect` carries from one iteration to the next iteration.
 
@@ -193,6 +195,7 @@ class Columns(TypedDict, total=False):
     penalized: jax.Array
 
 
+@with_field_docs
 class Batch(NamedTuple):
     """The result of `collect`: one rollout per row, leaves `[B, T, …]` in both domains.
 
@@ -249,6 +252,7 @@ def demonstration_batch(inputs: PyTree, action: jax.Array, mask: jax.Array) -> B
     return Batch(inputs, action, zero, zero, zero, zero, no, no, mask, score, metrics={})
 
 
+@with_field_docs
 class Samples(NamedTuple):
     """Input of `improve`; leaves `[B, T, …]`, or `[B·T, …]` after `Problem.rows`.
 
@@ -281,6 +285,7 @@ class Samples(NamedTuple):
     measured: Any = None
 
 
+@with_field_docs
 class TrainState(NamedTuple):
     """The training state of every method.
 
@@ -326,6 +331,7 @@ def undonated(frozen: PyTree) -> PyTree:
     return frozen
 
 
+@with_field_docs
 class Learner(NamedTuple):
     """Method on a problem as three pure functions, to be jitted, vmapped, scanned and sharded.
 
@@ -373,6 +379,7 @@ SumInParts = Callable[..., Any]
 `minibatches`."""
 
 
+@with_field_docs
 class FastPaths(NamedTuple):
     """Faster ways to compute `Problem.apply`.
 
@@ -388,6 +395,7 @@ class FastPaths(NamedTuple):
     grouped: Callable[[Any], Any] | None = None
 
 
+@with_field_docs
 class Problem(NamedTuple):
     """Source of samples: the only record in which control and language differ.
 

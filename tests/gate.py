@@ -50,7 +50,7 @@ class Trial(NamedTuple):
 
 
 def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
-    """Returns the trials of each test file, longest list first; each list begins with the correct
+    """Returns lists of trials, one per test file, longest first; each begins with the correct
     program."""
     by_file = collections.defaultdict(list)
     for wrong in chosen:

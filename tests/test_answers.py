@@ -113,7 +113,7 @@ def test_reward_that_finds_the_answers_is_suggested():
 
 
 def test_a_first_evaluation_of_0_is_explained(tmp_path, trace_only, monkeypatch, capsys):
-    """The run is traced only, so that every score is 0."""
+    """The programs are only traced, with zeros as results, so that every score is 0."""
     monkeypatch.setattr(rewarding, "explain_zero", lambda shown: [f"explained: {len(shown)}"])
     write_place(tmp_path)
     argv = arguments(tmp_path, tmp_path / "run", "--total_steps=0", "--reward=contains")

@@ -125,7 +125,7 @@ def test_evaluation_that_does_not_fit_is_an_error():
 def test_available_memory_is_limit_minus_resident(monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", lambda: 200)
     monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
-    # Memory of one CPU.
+    # Several devices of one CPU share its memory.
     assert [memory.available_bytes(devices) for devices in (1, 2)] == [800, 400]
     monkeypatch.setattr(memory, "limit_bytes", lambda: None)
     assert memory.available_bytes(1) is None
@@ -278,7 +278,7 @@ def test_run_that_just_fits_has_one_microbatch(plenty, tmp_path):
 
 @pytest.fixture(scope="module")
 def little(plenty, tmp_path_factory):
-    """Returns the folder of a run in one byte less memory, its number, its peak and its lines."""
+    """Returns folder, microbatches, peak and printed lines of a run in one byte less memory."""
     out = tmp_path_factory.mktemp("little") / "run"
     with costs.uncounted(), contextlib.redirect_stdout(io.StringIO()) as lines:
         number, smaller = run_in(plenty[0] - 1, out)

@@ -43,7 +43,8 @@ class Mean(nn.Module):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Returns a traced run with an environment that can be imported and a network that cannot."""
+    """Returns a run, traced only, with an environment that can be imported and a network that
+    cannot."""
     out = tmp_path_factory.mktemp("runs") / "own"
     with pytest.MonkeyPatch.context() as patch:
         shapes.trace_only(patch)

@@ -238,7 +238,7 @@ def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
     assert (cut / "samples.jsonl").read_bytes() == (
         tmp_path / "whole" / "samples.jsonl"
     ).read_bytes()
-    run(cut, examples=EXAMPLES)  # the run is started again, not resumed
+    run(cut, examples=EXAMPLES)  # the run in `cut` is started again, not resumed
     assert (cut / "samples.jsonl").read_bytes() == (
         tmp_path / "whole" / "samples.jsonl"
     ).read_bytes()

@@ -59,7 +59,7 @@ def library_keys(key):
 
 
 def library_orders(key, rows, config):
-    """Returns the library's minibatches as row indices, `[steps, rows of one]`."""
+    """Returns the library's minibatches as row indices, `[steps, rows of a minibatch]`."""
     keys = jax.random.split(key, config.num_epochs)
     orders = jax.vmap(lambda key: minibatches.shuffle(key, rows, config.num_minibatches))(keys)
     return orders.reshape(config.num_epochs * config.num_minibatches, -1)

@@ -103,7 +103,7 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
             wrong + (parses & (score == 0)).sum(),
             malformed + (~parses).sum(),
         )
-    # Each of the three results occurs often enough.
+    # Right, wrong and malformed answers each occur often enough.
     assert min(right, wrong, malformed) > 2 * COUNT / 4
 
 

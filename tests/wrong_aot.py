@@ -1,4 +1,4 @@
-"""Wrong programs of ahead-of-time compilation and of counts in HLO."""
+"""Planted mistakes in ahead-of-time compilation and of counts in HLO."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of fused attention."""
+"""Planted mistakes in fused attention."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of claims: verdicts from the wrong side, seeds that are used twice, edges that
+"""Planted mistakes in claims: verdicts from the wrong side, seeds that are used twice, edges that
 pass."""
 
 from wrong import table

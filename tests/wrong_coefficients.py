@@ -1,4 +1,4 @@
-"""Wrong programs of the mathematics: coefficients, sizes of steps, trust regions."""
+"""Planted mistakes in the mathematics: coefficients, sizes of steps, trust regions."""
 
 from wrong import Wrong, table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of empty minibatches, Flax collections, and objects that are not networks."""
+"""Planted mistakes in empty minibatches, Flax collections, and objects that are not networks."""
 
 from wrong import Wrong, table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of the losses of 2025 and 2026: sides, constants, gradients that should stop."""
+"""Planted mistakes in the losses of 2025 and 2026: sides, constants, gradients that should stop."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of dialogues."""
+"""Planted mistakes in dialogues."""
 
 from wrong import Wrong
 

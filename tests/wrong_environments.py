@@ -1,4 +1,4 @@
-"""Wrong programs of dialogues and rewards on the host."""
+"""Planted mistakes in dialogues and rewards on the host."""
 
 from wrong import Wrong
 

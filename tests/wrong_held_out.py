@@ -1,4 +1,4 @@
-"""Wrong programs of held-out sets: rows of an evaluation, and the selection of a checkpoint."""
+"""Planted mistakes in held-out sets: rows of an evaluation, and the selection of a checkpoint."""
 
 from wrong import Wrong
 

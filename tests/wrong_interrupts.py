@@ -1,5 +1,4 @@
-"""Wrong programs of interrupts: of calls in Python, and of the handlers that a call must
-restore."""
+"""Planted mistakes in interrupts of calls in Python, and in handlers that a call must restore."""
 
 from wrong import table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of limits, bounds, and environments that break their contract."""
+"""Planted mistakes in limits, bounds, and environments that break their contract."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of pretrained models, adapters and large vocabularies."""
+"""Planted mistakes in pretrained models, adapters and large vocabularies."""
 
 from wrong import Wrong, table
 

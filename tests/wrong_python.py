@@ -1,4 +1,4 @@
-"""Wrong programs of the Python interface: hooks, user-defined objects, policies."""
+"""Planted mistakes in the Python interface: hooks, user-defined objects, policies."""
 
 from wrong import table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of random numbers and their keys."""
+"""Planted mistakes in random numbers and their keys."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of earlier versions of the package."""
+"""Planted mistakes in earlier versions of the package."""
 
 from wrong import Wrong, table
 

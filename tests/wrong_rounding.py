@@ -1,4 +1,4 @@
-"""Wrong programs in which rounding decides."""
+"""Planted mistakes in which rounding decides."""
 
 from wrong import Wrong
 

@@ -1,4 +1,4 @@
-"""Wrong programs of samples and their use: memories, groups, dialogues, scores."""
+"""Planted mistakes in samples and their use: memories, groups, dialogues, scores."""
 
 from wrong import Wrong, table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of settings: how they are read, merged by origin, and named."""
+"""Planted mistakes in settings: how they are read, merged by origin, and named."""
 
 from wrong import Wrong, table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of structured observations, masks, squashed actions, memory and cheap resets."""
+"""Planted mistakes in structured observations, masks, squashed actions, memory and cheap resets."""
 
 from wrong import Wrong
 

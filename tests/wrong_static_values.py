@@ -1,4 +1,4 @@
-"""Wrong programs of settings that are traced, text, bools, or numbers of NumPy and JAX."""
+"""Planted mistakes in settings that are traced, text, bools, or numbers of NumPy and JAX."""
 
 from wrong import table
 

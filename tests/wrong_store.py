@@ -1,4 +1,4 @@
-"""Wrong programs of the folder of a run: its checkpoints, links, locks and exporters."""
+"""Planted mistakes in the folder of a run: its checkpoints, links, locks and exporters."""
 
 from wrong import table
 

@@ -1,4 +1,4 @@
-"""Wrong programs of timings and of the check whether a machine was quiet."""
+"""Planted mistakes in timings and of the check whether a machine was quiet."""
 
 from wrong import Wrong
 

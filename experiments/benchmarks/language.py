@@ -1,11 +1,11 @@
 """Measures time, compile time and memory of one GRPO iteration: sampling, scoring and updates.
 
-`python experiments/benchmarks/language.py` measures the table, three-digit addition with 512
-completions, one process per row; the flag `--width` measures a single row. The flag `--shape`
-measures random prompts and random weights at the shape of a pretrained model. The flag `--json`
-prints one JSON object as the last line. The training loss is DAPO's. Sampling (with scoring) and
-the complete iteration are timed; the time of training is the difference. The flag `--profile`
-shows, on one core, the time of each kind of operation.
+`python experiments/benchmarks/language.py` measures every row of the benchmark's table, three-digit
+addition with 512 completions, each in its own process; the flag `--width` measures a single row.
+The flag `--shape` measures random prompts and random weights at the shape of a pretrained model.
+The flag `--json` prints one JSON object as the last line. The training loss is DAPO's. Sampling
+(with scoring) and the complete iteration are timed; the time of training is the difference. The
+flag `--profile` shows, on one core, the time of each kind of operation.
 """
 
 import dataclasses

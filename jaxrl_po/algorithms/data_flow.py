@@ -28,7 +28,9 @@ PLAIN = """
 CALLS = {"closed_call", "custom_jvp_call", "custom_vjp_call", "jit"}
 # parameters that the shapes imply, and one parameter that may be NaN
 UNREAD = {"shape", "new_sizes", "limit_indices", "slice_sizes", "fill_value"}
-Pair = Sequence[Any]  # pairs of a program, equation or value, one for each number of rows
+Pair = Sequence[
+    Any
+]  # two versions of a program, equation or value, traced with two numbers of rows
 
 
 def is_row_wise(programs: tuple[ClosedJaxpr, ClosedJaxpr], rows: tuple[int, int]) -> bool:

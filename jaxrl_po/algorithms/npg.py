@@ -106,7 +106,7 @@ def make(
         `trust_region.line_search`.
       surrogate: `surrogate(distribution, samples) -> Mean`, minimised; None stands for
         `policy_surrogate`, or for `proposal_surrogate` if the problem is not on-policy. Unlike the
-        surrogate of `ppo.make` the function gets no log-probabilities and returns the mean.
+        surrogate of `ppo.make`, this surrogate gets no log-probabilities and returns the mean.
       advantage: advantage estimator, see `ppo.make`.
       target: platform and devices of the compiled program; None stands for the problem's target.
 

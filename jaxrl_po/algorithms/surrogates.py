@@ -157,7 +157,7 @@ def checked(surrogate: Surrogate) -> Checked:
     """Reads the parameters and the mark of a surrogate.
 
     Raises:
-      ConfigError: `distribution` is not a parameter beside `(log_prob, samples)`.
+      ConfigError: the surrogate takes `distribution` as one of its first two parameters.
     """
     parameters = inspect.signature(surrogate).parameters
     if "distribution" in list(parameters)[:2]:

@@ -251,7 +251,7 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     import gymnasium
 
     if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads the variable at its import
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo reads MUJOCO_GL at its import
     suite, _, name = source.name.partition(":")
     of_many = ("vectorization_mode", "num_threads")
     arguments = {key: value for key, value in source.arguments.items() if key not in of_many}

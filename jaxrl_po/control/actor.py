@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import distributions, variables
 from jaxrl_po.backend import Target
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, with_field_docs
 from jaxrl_po.control import networks
 from jaxrl_po.control.networks import Recurrent
 from jaxrl_po.control.spaces import Observation, Spaces
@@ -67,6 +67,7 @@ class StepRows(NamedTuple):
     critic_memory: PyTree
 
 
+@with_field_docs
 class Actor(NamedTuple):
     """Policy of a problem as a function that acts step by step.
 

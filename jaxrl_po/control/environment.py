@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.config import ConfigError, check_size, with_field_docs
 from jaxrl_po.control.spaces import Observation, Spaces, check_observation, example, read_spaces
 from jaxrl_po.types import PyTree
 
 METHODS = ("reset", "step", "action_space", "observation_space")
 
 
+@with_field_docs
 class Transition(NamedTuple):
     """Step of one environment.
 
@@ -32,6 +33,7 @@ class Transition(NamedTuple):
     final_observation: PyTree
 
 
+@with_field_docs
 class Environment(NamedTuple):
     """Control environment as two pure functions and its spaces.
 

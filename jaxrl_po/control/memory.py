@@ -255,7 +255,7 @@ class Gate(nn.Module):
     """Gate `(1 − z) ⊙ x + z ⊙ n`, near x at first: Parisotto et al. 2019, section 3.2, as a GRU.
 
     The gate computes `r = σ(W_r y + U_r x)`, `z = σ(W_z y + U_z x − b)`, `n = tanh(W_n y + U_n (r ⊙
-    x))`, with b drawn at 2.
+    x))`, with the parameter b, which is initialised to 2.
 
     Attributes:
       size: number H of units.

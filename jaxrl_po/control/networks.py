@@ -111,10 +111,10 @@ def product(
 
     Where XLA's CPU code is slow, the gradient of the kernel is another product than XLA would
     choose. For a policy's head, `[D, E]` times `[E, 2]` takes three to nine times as long as two
-    products with a vector: a derivative with respect to a narrow kernel is therefore taken column
-    by column. For a layer with many inputs and few outputs, `[D, E]` times `[E, A]` takes up to
-    five times as long as `[A, E]` times `[E, D]`, whose result is then transposed, and the
-    difference is largest with several seeds at once.
+    products of the matrix with a vector: a derivative with respect to a narrow kernel is therefore
+    taken column by column. For a layer with many inputs and few outputs, `[D, E]` times `[E, A]`
+    takes up to five times as long as `[A, E]` times `[E, D]`, whose result is then transposed, and
+    the difference is largest with several seeds at once.
 
     Args:
       x: `[E*, D]`, inputs of the layer.

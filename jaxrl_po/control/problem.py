@@ -101,8 +101,8 @@ def make_problem(
       `episode_length` (steps) are means over the episodes that ended in the iteration, with count 0
       if no episode ended. The metric `frac_nonfinite` is the share of steps whose reward or next
       observation is not finite. The metric `frac_one_step` is the share of steps that are a
-      complete episode: if it becomes 1, the environment does not reset itself. The function
-      `frac_broken` documents the metrics of steps that violate the spaces.
+      complete episode: if `frac_one_step` becomes 1, the environment does not reset itself. The
+      function `frac_broken` documents the metrics of steps that violate the spaces.
 
     Raises:
       ConfigError: a count is below 1, a discount is outside [0, 1], the adapter refuses a space, or

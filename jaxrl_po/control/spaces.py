@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.config import ConfigError, check_size, with_field_docs
 from jaxrl_po.types import PyTree
 
 # Entries of a structured observation with a special meaning.
 LEGAL, PRIVILEGED = "action_mask", "privileged_state"
 
 
+@with_field_docs
 class Observation(NamedTuple):
     """Observation with parts that the policy's network does not read.
 
@@ -35,6 +36,7 @@ class Observation(NamedTuple):
         return self.policy if self.critic is None else self.critic
 
 
+@with_field_docs
 class Spaces(NamedTuple):
     """Observation space and action space of a policy.
 

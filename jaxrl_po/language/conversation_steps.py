@@ -1,7 +1,7 @@
 """Splits conversations into separate programs: other code replies between writing and reading.
 
-All steps share one cache. A row does not have gaps: every row is at its own column, so that its
-tokens are laid out as in a batch of dialogues.
+All steps share one cache. A row does not have gaps: each row has its own position of
+the next token, so that its tokens are laid out as in a batch of dialogues.
 """
 
 import operator

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check_size
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, check_size, with_field_docs
 from jaxrl_po.language.tasks.types import Prompt, Task
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
@@ -24,6 +24,7 @@ class Reply(NamedTuple):
     length: jax.Array
 
 
+@with_field_docs
 class Dialogue(NamedTuple):
     """Episode of several turns, as pure functions of one row with static shapes.
 

@@ -140,8 +140,8 @@ def make_networks(
         return min(columns, inputs.tokens.shape[1] - source.prompt_length)
 
     def apply(params: ActorCritic, inputs: Inputs) -> tuple[TokenPolicy, jax.Array]:
-        # If prompts are processed once per group, the model has an output after each prompt and
-        # token.
+        # If prompts are processed once per group, the model has one output after the prompt and
+        # one output after each token of the completion.
         reading: dict[str, Any] = {"last": after_prompt(inputs)}
         if isinstance(inputs, GroupedInputs):
             reading = {"prompt": inputs.prompt}

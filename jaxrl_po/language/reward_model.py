@@ -23,6 +23,7 @@ from jaxrl_po.config import (
     common,
     record,
     static,
+    with_field_docs,
 )
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.checks import check_budget, check_parameters, check_vocabulary
@@ -79,6 +80,7 @@ class Comparisons(NamedTuple):
     differ: jax.Array
 
 
+@with_field_docs
 class RewardModel(NamedTuple):
     """Fitted reward model, whose reward is `(output − mean) / std`.
 

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_po.config import with_field_docs
 from jaxrl_po.language import kernels, unembedding
 from jaxrl_po.language.stopping import Ends
 from jaxrl_po.language.transformer import Transformer
@@ -87,6 +88,7 @@ def largest(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return values
 
 
+@with_field_docs
 class Decoding(NamedTuple):
     """Settings of sampling completions, shared by training, evaluation and a reward model.
 

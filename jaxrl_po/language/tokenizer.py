@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, with_field_docs
 
 PAD = "□"
 
@@ -39,6 +39,7 @@ class AnyTokenizer(Protocol):
         """Returns the texts of all rows, `[B, T]`: their unmasked tokens without ends."""
 
 
+@with_field_docs
 class Tokenizer(NamedTuple):
     """Tokenizer of single characters; PAD is 0, EOS is 1, and the alphabet follows in its order.
 

@@ -53,7 +53,7 @@ def make(
     Raises:
       ConfigError: a count is below 1, a view has another size, or a benchmark is missing, cannot be
         read or is given for MiniGrid.
-      TypeError: the parameters do not have an argument.
+      TypeError: an argument is not a field of the environment's parameters.
     """
     label, xland = f"xminigrid:{name}", name.startswith("XLand")
     if view_size is not None:

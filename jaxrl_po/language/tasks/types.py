@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_po.config import ConfigError, check_size
+from jaxrl_po.config import ConfigError, check_size, with_field_docs
 from jaxrl_po.language.tokenizer import AnyTokenizer
 from jaxrl_po.types import PyTree
 
@@ -18,6 +18,7 @@ DRAWN = 512
 """Default number of prompts of an evaluation, for a task that draws its prompts."""
 
 
+@with_field_docs
 class Prompt(NamedTuple):
     """Prompt with its problem.
 
@@ -32,6 +33,7 @@ class Prompt(NamedTuple):
     problem: PyTree = None
 
 
+@with_field_docs
 class Sequences(NamedTuple):
     """Inputs of `Problem.apply`, rows of a prompt and its completion.
 
@@ -54,6 +56,7 @@ class Sequences(NamedTuple):
     kept: jax.Array | None = None
 
 
+@with_field_docs
 class Task(NamedTuple):
     """Task whose answers can be verified.
 

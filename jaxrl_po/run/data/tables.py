@@ -125,8 +125,8 @@ def from_file(settings: File, reading: TableReading) -> language.Task:
 def read_demonstrations(parts: Sequence[Sequence[prompts.Row]]) -> list[list[prompts.Row]]:
     """Returns the demonstrations of each part that no earlier part contains.
 
-    Two parts can contain equal demonstrations: different conversations may start with the same
-    messages.
+    The training part and the test part can contain equal demonstrations: different conversations
+    may start with the same messages.
 
     Raises:
       ConfigError: all demonstrations of a held-out part are training demonstrations as well.

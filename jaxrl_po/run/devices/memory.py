@@ -95,7 +95,8 @@ def program_memory(program: Any) -> ProgramMemory | None:
     sizes = program.memory_analysis()
     if sizes is None:
         return None
-    # Both sizes include the buffer that a donated argument and its output share.
+    # The sizes of arguments and outputs include the buffer that a donated argument and its output
+    # share.
     return ProgramMemory(
         sizes.argument_size_in_bytes,
         sizes.output_size_in_bytes - sizes.alias_size_in_bytes,

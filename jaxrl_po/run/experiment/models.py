@@ -76,7 +76,7 @@ class PretrainedBase(NamedTuple):
     """A pretrained model, without the parameters.
 
     Attributes:
-      files: Texts of the model, and its tensors on disk.
+      files: Contents of the model's text files, and its tensors, which stay on disk until read.
       model: Transformer of the model.
       text: Conversion of prompts to the model's tokens.
     """

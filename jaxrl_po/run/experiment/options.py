@@ -207,7 +207,7 @@ class RunConfig(Generic[OptionsOf]):
 
     @classmethod
     def of_sections(cls, sections: Mapping[str, Record], initial: InitialModel = NEW_MODEL) -> Self:
-        """Makes the config from records by the prefix of their flags."""
+        """Makes the config from a mapping of the prefix of flags to the record of these flags."""
         names = {x.name: PREFIXES.get(x.name, x.name) for x in dataclasses.fields(cls)}
         found: dict[str, Any] = {x: sections[y] for x, y in names.items() if y in sections}
         return cls(**found, initial=initial)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_po.config import ConfigError
+from jaxrl_po.config import ConfigError, with_field_docs
 from jaxrl_po.control import environment
 from jaxrl_po.control.actor import actor_of, play
 from jaxrl_po.language import lora, sampling
@@ -30,6 +30,7 @@ from jaxrl_po.run.store.folder import read_settings
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState, short_repr
 
 
+@with_field_docs
 class ControlPolicy(NamedTuple):
     """The policy of a run of `jaxrl-po control`.
 
@@ -59,6 +60,7 @@ class ControlPolicy(NamedTuple):
         return describe_policy(self)
 
 
+@with_field_docs
 class LanguagePolicy(NamedTuple):
     """The policy of a run of `jaxrl-po language`; see `ControlPolicy` on pickling.
 
@@ -81,6 +83,7 @@ class LanguagePolicy(NamedTuple):
         return describe_policy(self)
 
 
+@with_field_docs
 class LearnerState(NamedTuple):
     """State of one seed of a run of `run.train` with a user-defined learner.
 

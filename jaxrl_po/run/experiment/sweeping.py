@@ -121,6 +121,7 @@ class SweepSpec(NamedTuple):
         return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
 
 
+@config.with_field_docs
 class SweepResult(NamedTuple):
     """Results of a sweep.
 

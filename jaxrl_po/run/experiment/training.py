@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import jax
 
-from jaxrl_po.config import ConfigError, Values
+from jaxrl_po.config import ConfigError, Values, with_field_docs
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
 from jaxrl_po.run.errors import format_error
@@ -33,6 +33,7 @@ from jaxrl_po.types import Learner, Row, TrainState, short_repr
 FAILURES = runner.FAILURES
 
 
+@with_field_docs
 class Trained(NamedTuple):
     """Results of a run.
 

@@ -248,7 +248,7 @@ class TrainJob:
         if `init` may contain a warm start, as in a sweep and in a user-defined learner.
       layout: Placement of the run on devices.
       rebuild: `(num_microbatches) -> Learner`, returns the learner with `num_microbatches`
-        microbatches, or None if that number does not divide the rows of a minibatch. The field is
+        microbatches, or None if that number does not divide the rows of a minibatch. `rebuild` is
         None if the number of microbatches is not chosen to fit in memory.
       display: Texts that present the run to the user.
       digests: Digests of data that the run depends on, by their entry in `config.json`.
@@ -308,7 +308,7 @@ class TrainJob:
         return self.means(self.measure(state) if rollouts is None else rollouts.evaluate(state))
 
     def means(self, values: Values) -> Json:
-        """Returns the mean of each value over each seed, `[S]`."""
+        """Averages each evaluated array over its elements, separately for each seed, `[S]`."""
         seeds = self.num_seeds
         return {name: value.reshape(seeds, -1).mean(axis=1) for name, value in values.items()}
 
@@ -352,7 +352,7 @@ def build_job(
         numbers or in `num_microbatches`; None if no such function is known.
       evaluation: Evaluation of one seed.
       given: Parameters and prompts that all seeds begin with, see `TrainJob.given`.
-      warm: Warm start of one seed, in parts.
+      warm: Functions of the warm start of one seed, see `WarmStartProgram`.
       host: Environments of one seed on the host; None if the compiled program contains them.
       scorer: Reward that is computed on the host; None if the compiled program computes it.
       learned: Number of rows in a minibatch on one data device, and number of consecutive rows with

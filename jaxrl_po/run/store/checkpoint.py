@@ -58,8 +58,8 @@ class Store:
 
     Args:
       folder: folder to create if absent; unfinished checkpoints of a killed run are deleted.
-      keep: number of retained checkpoints. With two or more, a run survives a damaged newest
-        checkpoint.
+      keep: number of retained checkpoints. With at least two checkpoints, a run survives damage
+        to the newest checkpoint.
 
     Example:
       >>> import tempfile, jax.numpy as jnp
@@ -386,10 +386,10 @@ def _with_later_names(arrays: Arrays, like: PyTree) -> Arrays:
     """Returns the arrays of a version 0.4 checkpoint under today's names of optimizer states.
 
     In version 0.4, a cosine schedule was a separate transformation with its own step count, and a
-    method with such a schedule had one optimizer leaf per parameter. The count is dropped, since
-    `TrainState.step` holds the same number, and leaves that form one vector today are concatenated.
-    Muon of version 0.4 also updated matrices that are not hidden layers: the momentum of these
-    matrices is dropped, and Adam, which updates them today, starts with empty moments.
+    method with such a schedule had one optimizer leaf per parameter. The step count is dropped,
+    since `TrainState.step` holds the same number, and arrays that form one vector today are
+    concatenated. Muon of version 0.4 also updated matrices that are not hidden layers: the momentum
+    of these matrices is dropped, and Adam, which updates them today, starts with empty moments.
     """
     wanted = _leaves(like)
     found = dict(arrays)

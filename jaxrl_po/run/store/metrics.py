@@ -199,7 +199,7 @@ def summary(rows: Sequence[Row], settings: Values, *, score: str, initial: str =
 
 
 def in_words(rows: Sequence[Row], score: str) -> str:
-    """Returns the final score, an interquartile mean, and the number of seeds far below the mean.
+    """Returns the final score, an interquartile mean, and the number of seeds far below this mean.
 
     A seed counts as far below if it gained less than half as much as the interquartile mean since
     the first line with a score.

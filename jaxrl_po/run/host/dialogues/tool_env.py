@@ -72,7 +72,8 @@ class Environments:
     def run(self, jobs: Mapping[int, Values]) -> dict[int, Values]:
         """Runs one job in each of several environments and returns the results.
 
-        The job `{"reset": columns, "seeds": [before, after]}` returns `{"said": text or None}`;
+        The job `{"reset": columns, "seeds": [before, after]}` starts an episode, with the seeds of
+        the constructor and of the reset, and returns the first message, `{"said": text or None}`;
         `{"calls": [{"name", "arguments"}]}` returns `{"results": [{"content", "failed"}]}`; and
         `{"reward": True}` returns `{"reward": number}`. If a job fails, its result is
         `{"error": why}`, or `{"killed": why}` if the process had to be killed.
