@@ -97,3 +97,6 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name as a mod
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         package = "jaxrl_po" if name in _LIBRARY else "jaxrl_po.algorithms"
         return importlib.import_module(f"{package}.{name}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_po import masked
 from jaxrl_po.advantages import informative
-from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size, static_value, with_field_docs
+from jaxrl_po.config import NON_NEGATIVE, ConfigError, check_size, static_value
 from jaxrl_po.masked import Mean
 from jaxrl_po.types import ActorCritic, Batch, CollectorState, Metrics, Problem
 
@@ -24,7 +24,6 @@ SURPLUS = "surplus"  # sharded entry: groups `[P, …]`; the first `SURPLUS_COUN
 SURPLUS_COUNT = "surplus_count"  # replicated entry: `[]`, int32, number of groups over all devices
 
 
-@with_field_docs
 class FillState(NamedTuple):
     """Carry of the collecting loop: this device's share of the groups accepted so far."""
 
@@ -36,7 +35,6 @@ class FillState(NamedTuple):
     metrics: Metrics
 
 
-@with_field_docs
 class Slots(NamedTuple):
     """Positions of accepted groups.
 

@@ -1,6 +1,8 @@
 """Tests that fields on a page exist in the record that the page names, and that each field is
 documented."""
 
+import importlib
+import inspect
 import re
 
 import pytest
@@ -127,3 +129,19 @@ def test_a_field_of_another_method_is_noticed(tmp_path):
         ("npg", {"delta"}),
         ("trpo", {"max_kl"}),
     ]
+
+
+def test_help_describes_the_fields_of_exported_named_tuples():
+    modules = ("types", "backend", "control", "language", "trust_region", "run")
+    exported = [
+        value
+        for module in (importlib.import_module(f"jaxrl_po.{name}") for name in modules)
+        for value in (getattr(module, name) for name in dir(module))
+        if inspect.isclass(value) and hasattr(value, "_fields")
+        if value.__module__.startswith("jaxrl_po")
+    ]
+    assert {"TrainState", "Task", "Trained", "ControlPolicy"} <= {x.__name__ for x in exported}
+    for record in exported:
+        assert "Alias for field" not in inspect.getdoc(record) + "".join(
+            inspect.getdoc(getattr(record, field)) for field in record._fields
+        ), record

@@ -61,3 +61,6 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute name
             if name in names:
                 return getattr(importlib.import_module(f"{__name__}.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *(name for names in _NAMES.values() for name in names)]

@@ -31,6 +31,7 @@ from jaxrl_po.algorithms import (
     sft,
     trpo,
 )
+from jaxrl_po.config import with_field_docs
 from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.tasks.random_prompts import RandomPromptsSettings
 from jaxrl_po.run.data import tables
@@ -71,6 +72,7 @@ def _never(_: MethodConfig) -> bool:
     return False
 
 
+@with_field_docs
 class MethodEntry(NamedTuple, Generic[C]):
     """A method of policy optimisation.
 
@@ -157,6 +159,7 @@ METHODS: dict[str, MethodEntry[Any]] = {
 }
 
 
+@with_field_docs
 class TaskEntry(NamedTuple):
     """A task or dialogue that the flag `--task` can name.
 
