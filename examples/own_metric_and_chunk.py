@@ -1,7 +1,7 @@
 """Adds a custom metric and a custom iteration, with work on the host around the compiled program.
 
-`python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with the metric and the
-iteration.
+`python examples/own_metric_and_chunk.py runs/own` trains PPO on CartPole-v1 with the metric and
+the iteration of this file.
 """
 
 import sys

@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
 
 
 def compare(folder: Path, *, length: int, new_tokens: int, seed: int = 0) -> Comparison:
-    """Loads a folder with both libraries and runs both models.
+    """Loads a folder with jaxrl_po and with transformers, and runs both models.
 
     Args:
       folder: Folder of the model, or GGUF file of the model.

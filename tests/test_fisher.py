@@ -138,9 +138,9 @@ STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 
 
 def test_the_fisher_stride_counts_rows_over_devices_and_parts():
-    """A stride that does not divide the rows of a part once restarted in each part.
+    """A stride that restarts in each part, if it does not divide the part, uses other rows.
 
-    The Fisher products then used other rows, and the natural step was different.
+    With other rows the natural step would be different.
     """
     mask = jnp.asarray(rng.random(40) < 0.8)
     advantage, action = (

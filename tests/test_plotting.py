@@ -107,7 +107,7 @@ def test_a_seed_without_a_number_counts_as_worst(tmp_path):
     assert first.split()[-1] == "-inf"
     assert float(first.split()[5]) == 285.5  # of 71 and 500 the worst and the best are dropped
     assert second.split()[:3] == ["b", "4", "70"]
-    assert "0.25 [" in second  # better than the curve of one seed of four
+    assert "0.25 [" in second  # b is better than one of the four seeds of a
     plot.save_figure(runs, "greedy_return", tmp_path / "plot.png")
 
 

@@ -161,7 +161,7 @@ def figures(row: Row) -> dict[str, Any]:
 def times(counts: hlo_counts.Counts, speed: Speed) -> dict[str, float]:
     """Returns the seconds of one run by each hardware limit alone.
 
-    Loops are counted up to their bounds.
+    A loop is assumed to run for its largest number of iterations.
     """
     sent = sum(transfer.sent for transfer in counts.collectives.values())
     found = {

@@ -25,7 +25,7 @@ class Result(NamedTuple):
     Attributes:
       setting: MDP, policy and critics.
       grid: estimators to compare.
-      sums: sums of every group of segments.
+      sums: sums of errors, squares and gradients over every group of segments.
       measured: map from a name to a number and its standard error, `[C, E]` each: the roots of
         `scores`, and `gradient_bias` and `gradient_error` (of one batch), both relative to the
         exact gradient.
@@ -48,7 +48,7 @@ class Curve(NamedTuple):
       name: `GAE` or `A3C`.
       parameter: λ or k, `[N]`.
       reach: horizontal position in the figure, in steps: 1 / (1 − γλ) or k + 1, `[N]`.
-      exact: map from a name to a number `[C, N]`.
+      exact: exact values `[C, N]` by the name of the quantity.
     """
 
     name: str

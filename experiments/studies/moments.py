@@ -79,7 +79,7 @@ def exact_cells(setting: Setting, mixtures: Array, horizons: Array, num_steps: i
 
 
 def scores(setting: Setting, moments: Cells) -> Statistics:
-    """Averages unbiased squares over visits: where the bias is 0, they average to 0 despite noise.
+    """Averages unbiased estimates of the squared bias over visits; of a bias of 0 the mean is 0.
 
     Returns:
       Keys of the result: `advantage_bias` of Â against A; `bias` and `rmse` of Â + V̂ against Q;

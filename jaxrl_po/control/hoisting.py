@@ -165,7 +165,7 @@ def interpret(
 
 
 def hand_over(value: ProgramValue, at: int, ahead: dict[int, Any]) -> ProgramValue:
-    """Passes an AHEAD value from the first walk, which stores it, to the second walk."""
+    """Passes a value of level AHEAD from the first pass over the program to the second pass."""
     if value.level != AHEAD:
         return value
     if at == AHEAD:

@@ -37,7 +37,7 @@ def names() -> list[str]:
 def make(
     name: str, *, max_steps: int | None = None, reset_interval: int = 16, **arguments: Any
 ) -> Environment:
-    """Builds the environment with a name.
+    """Builds the environment of the given name.
 
     The vector of a Symbolic environment is split into two observations: `map` `[H, W, kinds]`,
     bytes, 255 for each kind that a cell is or holds, and `player`, its inventory and condition.

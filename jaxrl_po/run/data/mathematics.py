@@ -62,7 +62,10 @@ def correct(completions: Sequence[str], answer: Sequence[str], **columns: Any) -
 
 
 def _compare(pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """Scores pairs in a child process, up to a pair that hangs or crashes it, which scores 0."""
+    """Scores pairs of completion and answer in a child process, up to the first pair that ends it.
+
+    A pair that hangs or crashes the process scores 0.
+    """
     here, there = os.pipe()
     child = os.fork()
     if child == 0:

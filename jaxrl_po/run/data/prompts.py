@@ -109,7 +109,7 @@ class Row(NamedTuple):
         return self._replace(columns=columns)
 
     def demonstrations(self) -> "list[Row]":
-        """Splits the row into rows with answers: completion, assistant's messages, or text.
+        """Returns a row per answer: the completion, each message of the assistant, or the text.
 
         Raises:
           ConfigError: the row has neither completion, answer, assistant's message nor text.

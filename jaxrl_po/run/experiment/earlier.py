@@ -110,8 +110,9 @@ def state(
       `(job, iteration, state)`; leaves of the state `[S, …]`, except frozen parameters.
 
     Raises:
-      ConfigError: The run has no such checkpoint or one of another version of the library, a file
-        of the user is gone, or the base model, or prompts at a new path, differ from the run's.
+      ConfigError: The run lacks the checkpoint; the checkpoint is from another version of the
+        library; a file of the user is gone; or the base model, or the prompts at a new path, differ
+        from those of the run.
     """
     no_loss: Json = dict.fromkeys(sources.LOSS, "")  # only training needs the parts of the loss
     options = dataclasses.replace(config.run, **no_loss)

@@ -424,7 +424,7 @@ def require_room(config: LanguageConfig, start: RunModels) -> None:
 
 
 def require_known(options: LanguageOptions, given: Values, initial: InitialModel) -> None:
-    """Raises ConfigError for flags of another task, rank 0, and sizes beside a pretrained model."""
+    """Raises ConfigError for flags that the task, the adapters or the pretrained model rule out."""
     require_task_flags(options.task, given)
     rank = {name: value for name, value in given.items() if name == "lora.rank"}
     if 0 in flags.convert(rank, {"lora": Adapters}).values():

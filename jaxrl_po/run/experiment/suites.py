@@ -111,7 +111,7 @@ def _import_adapter(suite: str) -> Suite:
 
 
 def make_env(name: str, env_params: str = "") -> Any:
-    """Makes an environment: registered in gymnax, or of `file.py:Name`, `suite:Name` or both.
+    """Makes an environment: a name in gymnax, `suite:Name`, `file.py:Name`, `file.py:suite:Name`.
 
     Args:
       name: value of `--env`.

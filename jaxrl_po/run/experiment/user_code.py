@@ -25,7 +25,8 @@ Entry = TypeVar("Entry")
 # Maps an option that is an argument of a method's `make` to the type of that argument.
 LOSS: dict[str, Any] = dict.fromkeys(sources.LOSS, Callable)
 LOSS |= {"optimizer": optax.GradientTransformation}
-REPLACED = {"advantage": Estimation, "optimizer": Optimization}  # records by replacing option
+# Maps an option to the record of settings that have no effect beside it.
+REPLACED = {"advantage": Estimation, "optimizer": Optimization}
 
 
 def load(flag: str, source: str) -> Any:

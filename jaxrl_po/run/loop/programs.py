@@ -175,7 +175,7 @@ def choose_microbatches(
 def _next_job(
     job: TrainJob, line: list[tuple[float, int]], after: int, space: int
 ) -> tuple[int, TrainJob] | None:
-    """Returns the next number whose peak on the line fits, and its job; None if no number fits."""
+    """Returns the next number of microbatches that fits by the line, and its job; or None."""
     (x0, y0), (x1, y1) = line
     slope = (y1 - y0) / (x1 - x0)
     for number in range(after + 1, job.length.steps_per_iteration + 1):
@@ -235,7 +235,7 @@ def compile_programs(job: TrainJob) -> Programs:
 
 
 def with_microbatches(programs: Programs, job: TrainJob) -> Programs:
-    """Compiles the chunk of a job that differs in `num_microbatches`; keeps other programs."""
+    """Compiles the chunk of a job with another number of microbatches; keeps the other programs."""
     placed = jax.tree.map(lambda x: x.sharding, programs.like)
     chunk, memory = compile_if_it_fits(job, programs.like, placed)
     return programs._replace(chunk=chunk, memory=memory)

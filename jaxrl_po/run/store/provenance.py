@@ -224,7 +224,7 @@ def _backend_runs() -> bool:
 
 
 def require_same_process(now: Values, before: Values, out: str) -> None:
-    """Raises ConfigError if resuming a deterministic run on this machine could change its bits.
+    """Raises ConfigError if resuming a deterministic run on this machine could change any number.
 
     Another commit with the same source digest is allowed.
 
@@ -234,7 +234,8 @@ def require_same_process(now: Values, before: Values, out: str) -> None:
       out: value of `--out`.
 
     Raises:
-      ConfigError: the descriptions differ; the message names every difference.
+      ConfigError: machine, versions or code differ from those of the run; the message names every
+        difference.
     """
     relevant = {name: value for name, value in now.items() if name != "revision"}
     # In this comparison, an entry that the stored run lacks counts as different.

@@ -346,7 +346,7 @@ def cut_to_fit(
       written: `(texts) -> ids`, converts texts to all tokens that the policy reads.
       texts: texts that may be cut at their ends; the longest text is cut first.
       limit: maximal number of tokens.
-      tools: format of the tools, whose tokenizer splits the texts.
+      tools: format of the tools; the tokenizer of the format splits the texts.
     """
     texts = list(texts)
     for token in tools.foreign:
