@@ -4,9 +4,8 @@
 
 The script needs only jax, flax and optax: read it from top to bottom and change anything in it.
 Source: Shao et al. 2024 (arXiv:2402.03300). The right answer to the prompt `7+5=` is `12` and EOS.
-A few supervised steps make a policy that is sometimes right; this policy is also the reference of
-the KL penalty. P prompts have G completions each, in adjacent rows, so a batch has B = P * G rows;
-a completion has T tokens.
+A few supervised steps make a policy that is sometimes right, also the reference of the KL penalty.
+P prompts have G completions each, in adjacent rows, B = P * G; a completion has T tokens.
 """
 
 from collections import namedtuple
@@ -19,8 +18,7 @@ import optax
 NUM_PROMPTS, GROUP_SIZE, NUM_EPOCHS, NUM_MINIBATCHES = 32, 16, 1, 4
 EPSILON, BETA = 0.2, 0.04  # the ratio is clipped to 1 ± EPSILON; BETA is the weight of the KL
 LEARNING_RATE, MAX_NORM, WIDTH, LAYERS, HEADS = 5e-4, 1.0, 64, 2, 4
-# ZERO is the id of the first of ten digits.
-PAD, EOS, ZERO, PLUS, EQUALS, VOCABULARY = 0, 1, 2, 12, 13, 14
+PAD, EOS, ZERO, PLUS, EQUALS, VOCABULARY = 0, 1, 2, 12, 13, 14  # ZERO is the first of ten digits
 PROMPT, ANSWER = 4, 3  # number of tokens, EOS included
 
 

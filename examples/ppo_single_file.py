@@ -1,6 +1,4 @@
-"""Implements PPO on CartPole in one file.
-
-All of training is one jitted function, vmapped over seeds.
+"""Implements PPO on CartPole in one file: training is one jitted function, vmapped over seeds.
 
     Run: python examples/ppo_single_file.py
 
@@ -31,8 +29,7 @@ class ActorCritic(nn.Module):
     @nn.compact
     def __call__(self, observation):
         """Maps observations `[..., D]` to logits of the actions `[..., A]` and values `[...]`."""
-        # The initialisation is not orthogonal: several QR factorisations, vmapped over seeds, can
-        # hang on a CPU.
+        # Not orthogonal: several QR factorisations, vmapped over seeds, can hang on a CPU.
         x = nn.tanh(nn.Dense(64)(observation))
         x = nn.tanh(nn.Dense(64)(x))
         logits = nn.Dense(env.num_actions, kernel_init=nn.initializers.normal(0.01))(x)
@@ -62,9 +59,8 @@ def rollout(params, envs, keys):
         action = jax.vmap(jax.random.categorical)(keys[:, 0], logits)
         answer = jax.vmap(env.step, (0, 0, 0, None))(keys[:, 1], state, action, env_params)
         following, state, reward, terminated, truncated, info = answer
-        # At the end of an episode gymnax resets by itself: `following` is then the first
-        # observation of the next episode, and only `info` has the last observation of the old
-        # episode.
+        # At an episode's end gymnax resets by itself: `following` is then the first observation of
+        # the next episode, and only `info` has the last observation of the old episode.
         log_prob, final = log_prob_of(action, logits), info["final_observation"]
         batch = Batch(observation, action, log_prob, reward, final, terminated, truncated)
         so_far, ended = so_far + reward, terminated | truncated
@@ -75,8 +71,7 @@ def rollout(params, envs, keys):
 
 def gae(reward, value, next_value, terminated, truncated):
     """Computes generalised advantages, `[T, B]` (Schulman et al. 2016, arXiv:1506.02438)."""
-    # The return after a termination is 0; after a truncation the critic's value replaces the rest
-    # of the return.
+    # The return after a termination is 0; after a truncation the critic's value replaces it.
     delta = reward + GAMMA * jnp.where(terminated, 0.0, next_value) - value
     decay = GAMMA * LAMBDA * (1.0 - (terminated | truncated))
 

@@ -70,7 +70,7 @@ def n_step_returns(
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
-    # False at the last step of the segment: the return after the segment is unknown.
+    # The mask is False at the last step of the segment: the return after the segment is unknown.
     has_next = ~(terminated | truncated) & (jnp.arange(reward.shape[0]) < reward.shape[0] - 1)
 
     def extend(returns: jax.Array, _: None) -> tuple[jax.Array, None]:

@@ -315,7 +315,7 @@ def _with_age(batch: Batch) -> Batch:
 def _by_group(batch: Any) -> Any:
     """Reshapes leaves `[P·G, …]` to `[P, G, …]`, without metrics and strata.
 
-    `score` has the shape already.
+    `score` has the shape `[P, G]` already.
     """
     columns = {name: x for name, x in batch.columns.items() if name != "stratum"}
     return jax.tree.map(

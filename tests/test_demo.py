@@ -75,7 +75,7 @@ def test_the_demo_hands_on_a_failure(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "step", ["check", pytest.param("compile_programs", marks=pytest.mark.slow)]
+    "step", ["check_job", pytest.param("compile_programs", marks=pytest.mark.slow)]
 )
 def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
     def refuse(job):

@@ -93,7 +93,7 @@ def test_evaluation_of_a_run_is_reproduced(runs, tmp_path):
 def test_best_checkpoint_is_described_as_shared_by_seeds(script, capsys):
     assert script.main(["--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "best is the one with the highest mean score over seeds" in shown
+    assert "the best checkpoint has the highest mean score over seeds" in shown
     root = Path(__file__).parent.parent
     for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
         assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path

@@ -1,4 +1,4 @@
-"""Compares methods on a language task: natural steps on tokens, and the lecture's table."""
+"""Compares methods on a language task: natural steps on tokens, and the table of methods."""
 
 import json
 

@@ -136,7 +136,7 @@ def test_processes_of_a_host_share_its_memory(monkeypatch):
     monkeypatch.setattr(memory, "limit_bytes", lambda: 1000)
     monkeypatch.setattr(memory.platform, "node", lambda: "here")
     monkeypatch.setattr(
-        memory.processes, "gather", lambda x: [x, x, "there"] if x == "here" else [x]
+        memory.processes, "gather_values", lambda x: [x, x, "there"] if x == "here" else [x]
     )
     assert memory.available_bytes(1) == 1000 // 2 - 200
 

@@ -1,5 +1,4 @@
-"""Tests whose log-probabilities are the old policy's, where sampler and learner compute in
-bfloat16."""
+"""Tests which log-probabilities stand for the old policy if sampler and learner use bfloat16."""
 
 import dataclasses
 import functools

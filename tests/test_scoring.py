@@ -112,7 +112,7 @@ def test_a_function_is_given_columns_and_ids():
 
 
 FAILURES = {
-    "raises": f"raised ZeroDivisionError: no reward today ({HERE}, line 28)",
+    "raises": f"raised ZeroDivisionError: no reward today ({HERE}, line 29)",
     "short": "returned 3 numbers for 4 completions",
     "words": "returned 'good' where a number is wanted",
     "lone": "returned float where a list of 4 numbers is wanted",

@@ -4,8 +4,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 24_600,
-    "run layer code": 10_954,
+    "library code": 24_646,
+    "run layer code": 10_964,
     "run layer files": 77,
     "run layer import pairs": 347,
     "folders of run/ in import cycles": 0,
@@ -17,12 +17,12 @@ LIMITS = {
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
     "ppo's imports, files": 15,
-    "ppo's imports, code": 1_986,
+    "ppo's imports, code": 2_004,
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_501,
-    "test code": 41_921,
+    "test code": 41_937,
 }
 
 

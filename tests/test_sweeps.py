@@ -21,7 +21,7 @@ from jaxrl_po.run.errors import RunError, UsageError
 from jaxrl_po.run.experiment import control, language, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
-from jaxrl_po.run.loop.programs import init_is_light
+from jaxrl_po.run.loop.programs import init_is_cheap
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -50,7 +50,7 @@ def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
     )
     assert alone.rebuild is not None
     assert several.rebuild is None
-    assert (init_is_light(alone), init_is_light(several)) == (True, False)
+    assert (init_is_cheap(alone), init_is_cheap(several)) == (True, False)
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -89,7 +89,7 @@ def scored(group, options, *_):
 
 @pytest.fixture
 def programs_run(monkeypatch):
-    """Returns the groups that a sweep would train, without training."""
+    """Returns the groups of combinations that a sweep would train as one program each."""
     trained = []
     monkeypatch.setattr(sweeping, "run_group", lambda *of: trained.append(of[0]) or scored(*of))
     return trained

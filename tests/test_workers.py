@@ -102,5 +102,5 @@ def test_an_error_names_the_line_of_the_users_file():
     exec(compile("def call(run):\n    return run()", guard.__file__, "exec"), called)
     with pytest.raises(ZeroDivisionError) as caught:
         called["call"](lambda: reward_functions.raises([]))
-    said = f"ZeroDivisionError: no reward today ({reward_functions.__file__}, line 28)"
+    said = f"ZeroDivisionError: no reward today ({reward_functions.__file__}, line 29)"
     assert workers.describe_error(caught.value) == said

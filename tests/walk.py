@@ -1,7 +1,7 @@
 """Lists the files of the run layer that one run in control enters: `python tests/walk.py [FLAG …]`.
 
 The list goes from the arguments to `curves.png`, in the order of first calls, with the function
-that is called first in each file. Code that runs during an import does not count.
+that is called first in each file. Files whose code runs only during an import are left out.
 """
 
 import inspect

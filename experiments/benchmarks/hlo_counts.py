@@ -309,7 +309,7 @@ def _where(parts: Sequence[Array], whole: Sequence[Array]) -> Iterator[Array]:
 
 
 def _passed(body: Computation | None, each: Instruction) -> list[tuple[int, int]]:
-    """Returns outputs and operands that a fusion with products only forwards to a collective."""
+    """Returns outputs and operands that a fusion of products passes unchanged to a collective."""
     if body is None or not any(inner.opcode in COLLECTIVES for inner in body.of.values()):
         return []
     pairs = re.findall(r"\{(\d*)\}: \((\d+), ", each.rest)

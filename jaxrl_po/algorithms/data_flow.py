@@ -106,7 +106,7 @@ def _keeps(pair: Pair, rows: tuple[int, int]) -> bool:
 def _axis(pair: Pair, rows: tuple[int, int]) -> int | None:
     """Returns a value's axis of rows.
 
-    None without such an axis, `MIXED` for several axes or another size.
+    None if no axis grows with the rows; `MIXED` if several axes do, or one grows by another amount.
     """
     shapes = np.array([x.aval.shape for x in pair], int)
     axes = np.flatnonzero(shapes[0] != shapes[1])

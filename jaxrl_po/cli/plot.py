@@ -5,8 +5,8 @@ and the performance profile of the scores (share of the seeds at or above each s
 the probability of improvement over the first run, with the 95 % score interval and the p-value of a
 permutation test. The command writes `plot.png` and `table.txt` to `--out`, or the figure alone to a
 file, and prints the settings in which the runs differ. If runs are on different environments or
-tasks, labels name the latter, and the first run is compared only with runs on the same environment
-or task.
+tasks, each label names the environment or task, and the first run is compared only with runs on the
+same environment or task.
 """
 
 import itertools

@@ -103,7 +103,7 @@ def as_problem(
     *,
     on_policy: bool = True,
 ) -> Problem:
-    """Returns the control problem of networks, with its `rows` and, with memory, its `actor`."""
+    """Returns the control problem of networks; networks with memory also set the field `actor`."""
     remembers = has_memory(nets)
     return Problem(
         init,

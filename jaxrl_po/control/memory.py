@@ -126,7 +126,8 @@ def transformer(
         for layer in range(layers):
             context = jnp.concatenate([jnp.swapaxes(memory.past[:, :, layer], 0, 1), x[:steps]])
             kept.append(jnp.where(valid[..., None], context[-window:], 0.0))
-            x = MemoryLayer(size, heads, window, initialization)(x, context, visible, ago)
+            named = MemoryLayer(size, heads, window, initialization, name=f"Layer_{layer}")
+            x = named(x, context, visible, ago)
         after = Window(jnp.stack(kept, axis=2).swapaxes(0, 1), valid.sum(0).astype(x.dtype))
         return after, x[:steps], None if final is None else x[steps:]
 

@@ -377,7 +377,7 @@ class Recurrent(nn.Module):
 
         Returns:
           Memory after the last step, the head's output of batch shape `[B, T]`, and the head's
-          output at `final`, one step after each step.
+          output for each observation of `final`, which follows the step of the same index.
         """
 
         # Time comes first, so that a loop reads each step's rows in one piece.

@@ -21,7 +21,7 @@ class Stops:
 
     Attributes:
       strings: stop strings, none of them empty.
-      kind: kind of each token, `[V]`.
+      kind: class of each token, `[V]`; tokens of one class have the same transitions.
       after: next state, `[kinds, states]`.
       found: True if a stop string is completed on the way to the next state, `[kinds, states]`,
         bool.

@@ -84,7 +84,7 @@ class Claim(NamedTuple):
       arms: map from names to arms.
       settings: map from names to flags: environments, or tasks and sizes.
       comparisons: comparisons that the claim states.
-      score: `(curves) -> [S]`, returns the number of each run that is compared.
+      score: `(curves) -> [S]`, returns one score per run, by which arms are compared.
       measure: meaning of the score in words, with its unit.
       flags: flags of all runs.
       warm_start: flags that train one initial policy in each setting, from which all runs of the
@@ -121,7 +121,7 @@ class Claim(NamedTuple):
         return {**self.flags, **self.settings[setting], **arm.flags, arm.tuned: value}
 
     def seeds_of(self, setting: str, num_values: int) -> tuple[int, int]:
-        """Returns the numbers of seeds of an arm in a setting, reported and per tuned value."""
+        """Returns an arm's numbers of seeds in a setting: for the result, and per tuned value."""
         if setting not in self.seeds_in:
             return self.seeds, self.tuning_seeds
         seeds = self.seeds_in[setting]

@@ -172,8 +172,8 @@ def over_mesh(
       dtype: dtype of the matrix products in transformer blocks; the sampler may round the blocks'
         parameters to this dtype. None for the dtype of the parameters.
       start: prefix tree of the argument of `init`, see `over_seeds`.
-      flat_up_to: largest number of parameters per seed that an update gathers. The optimizer
-        flattens parameters up to this number into one vector, see `optimizers.flat_if_small`;
+      flat_up_to: largest number of parameters per seed that an update gathers on each device. The
+        optimizer flattens so few parameters into one vector, see `optimizers.flat_if_small`;
         flattening shards instead would cost hundreds of permutations.
 
     Returns:

@@ -476,7 +476,7 @@ def flatten(records: Values) -> Json:
 def ask(
     argv: Sequence[str], program: str, summary: str, record: type[config.Record]
 ) -> config.Record | None:
-    """Returns the options of a script without prefixes; None after `--help` has printed them.
+    """Returns options of a script, whose flags lack a prefix; None after `--help` has printed them.
 
     Args:
       argv: Arguments of the script.

@@ -44,7 +44,7 @@ class Domain(Protocol[Config]):
         """Raises ConfigError for given flags of sections that the run lacks."""
 
     def presets(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
-        """Returns defaults, by flag name, that replace the defaults of the records."""
+        """Returns defaults, by flag name, that replace the defaults of the record classes."""
 
     def tuned(self, options: Any, values: Values, initial: InitialModel, /) -> Values:
         """Returns defaults, by flag name, that are reported before the run starts."""

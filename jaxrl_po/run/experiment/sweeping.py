@@ -40,7 +40,7 @@ PROGRAMS = "programs"  # folder of the runs of a sweep, one subfolder per progra
 Combination = dict[str, str]
 DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
-EXACT = "exact_draws"  # entry in the `config.json` of a sweep whose draws have all digits
+EXACT = "exact_draws"  # entry in `config.json` if drawn values are not rounded
 
 Group = Sequence[Settings[RunConfig[Any]]]  # settings of the combinations of one program
 

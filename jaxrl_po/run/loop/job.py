@@ -136,7 +136,7 @@ class Evaluation(NamedTuple):
       score: Name of the evaluated score that marks the best checkpoint; empty to keep only the
         latest checkpoint.
       initial: Name of the initial policy's score in `summary.json`; empty to leave that score out.
-      examples: Examples that are shown at each evaluation. Their `describe` takes the stacked
+      examples: Examples that are shown at each evaluation. `Examples.describe` takes the stacked
         state; if `build_job` gets this record, `describe` takes the arguments of `measure`.
       explain: `(rows of examples) -> lines`, lines to show if the score of every seed is 0 before
         training.

@@ -134,11 +134,11 @@ def choose_microbatches(
     """Finds the smallest number of microbatches that lets an update fit in memory.
 
     The peak of an update in n microbatches is about a + b/n bytes. At first, a is the part that
-    more microbatches do not reduce; later, a and b follow from the last two compilations, unless
-    no number fits by this line, since two numbers may have the same peak. The search jumps to the
-    next number that the line predicts to fit, at most `COMPILATIONS` times. Sampling must fit, too,
-    but is not part of the line. A program that the compiler refused does not fit; if the size in
-    the compiler's message would fit, or the message has no size, the number doubles.
+    more microbatches do not reduce; later, a and b follow from the last two compilations, unless no
+    number fits by this line, since two numbers may have the same peak. The search jumps to the next
+    number that the line predicts to fit, at most `COMPILATIONS` times. The memory of sampling must
+    fit too, but does not follow the line. A program that the compiler refused does not fit; if the
+    size in the compiler's message would fit, or the message has no size, the number doubles.
 
     Args:
       job: compiled job with one microbatch and with `rebuild`.
@@ -175,7 +175,7 @@ def choose_microbatches(
 def _next_job(
     job: TrainJob, line: list[tuple[float, int]], after: int, space: int
 ) -> tuple[int, TrainJob] | None:
-    """Returns the next number of microbatches that fits by the line, and its job; or None."""
+    """Returns the next number of microbatches whose predicted peak fits, and its job; or None."""
     (x0, y0), (x1, y1) = line
     slope = (y1 - y0) / (x1 - x0)
     for number in range(after + 1, job.length.steps_per_iteration + 1):

@@ -97,7 +97,7 @@ def source(*places: Path) -> str:
 
 
 def program(learner: Learner) -> str:
-    """Computes a digest of one iteration as JAX lowers it: method with numbers, and problem.
+    """Computes a digest of one iteration as JAX lowers it: method, hyperparameters and problem.
 
     Frozen parameters are an argument of the lowered program, so the digest instead includes the
     arrays from which `init` builds the frozen parameters.

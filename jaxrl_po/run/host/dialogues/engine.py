@@ -88,7 +88,7 @@ class HostDialogues(NamedTuple):
     """Dialogues of a single seed, played on the host.
 
     Attributes:
-      task: task whose prompts are rows of the environment.
+      task: task whose prompts are the rows of data that dialogues start from.
       model: model of the policy.
       environment: environment that answers the policy, see `DialogueEnv`.
       settings: sampling of messages: P prompts, G dialogues per prompt, T tokens per message.
@@ -450,7 +450,7 @@ def right_padded(rows: Sequence[Sequence[int]], most: int) -> tuple[Array, Array
 
 
 def _games(found: DialogueRecording) -> Games:
-    """Converts a recording to dialogues `[…, P, n, …]` with each measure's mean, 0 if empty."""
+    """Converts a recording to dialogues `[…, P, n, …]`, with means of the measures."""
     measures = {name: x.total / np.maximum(x.count, 1.0) for name, x in found.measures.items()}
     prompt, pad = found.prompt[..., 0, :], found.pad[..., 0]
     return Games(prompt, pad, found.held, found.score, measures)

@@ -71,7 +71,7 @@ class Children:
     def offer(self, columns: list[str]) -> object:
         """Calls `describe_environment` in a child: an instance may open files not to be shared.
 
-        The result is an error instead of the description if the child fails.
+        If the child fails, the result is an error instead of the description of the tools.
         """
         child = self._fork()
         child.send({"offer": columns}, START_LIMIT, f"took more than {START_LIMIT:g} s")
