@@ -43,7 +43,7 @@ def test_score_is_mean_of_last_three_evaluations():
 
 def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
     argv = ["--algorithm=grpo", "--task=sorting", "--model.width=16", "--warm_start.steps=2"]
-    config = settings.parse(language, argv).config
+    config = settings.parse_settings(language, argv).config
     alone, several = (
         language.build(config, Placement(4, 1, 1), None, methods)
         for methods in ([], [config.method] * 2)
