@@ -1,4 +1,4 @@
-"""Custom rewards: the share of correct characters in the answer, and 1 for plain digits."""
+"""Custom rewards: share of correct characters, and 1 for plain digits."""
 
 
 def nearly(completions, answer, **columns):
@@ -11,5 +11,5 @@ def nearly(completions, answer, **columns):
 
 
 def digits(completions, **columns):
-    """Returns 1 for a completion that consists of digits only."""
+    """Returns 1 for a completion of digits."""
     return [float(text.isdecimal()) for text in completions]

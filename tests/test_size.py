@@ -21,7 +21,7 @@ LIMITS = {
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_501,
+    "docs words (studies aside)": 27_497,
     "test code": 41_937,
 }
 
