@@ -19,7 +19,7 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
   render     show an episode of a run as a GIF, or what a transformer wrote
-  export     write the model of a run for transformers"""
+  export     write the policy of a run for numpy or transformers"""
 
 
 def main(argv: Sequence[str]) -> int:

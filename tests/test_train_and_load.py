@@ -55,6 +55,12 @@ def test_learner_leaves_command_files_and_resumes(tmp_path, capsys):
     assert of_seed.iteration == 4
     one = jax.tree.map(lambda x: x[1], whole.state.params)
     jax.tree.map(np.testing.assert_array_equal, of_seed.params, one)
+    observation = jax.numpy.array([0.1, -0.2, 0.3, -0.4])
+    assert of_seed.act(observation) == PROBLEM.apply(one, observation)[0].mode()
+    first = run.load(cut, learner=LEARNER, checkpoint="latest")
+    batch = jax.random.normal(jax.random.key(0), (64, 4))
+    np.testing.assert_array_equal(resumed.act(batch), first.act(batch))
+    assert (first.act(batch) != of_seed.act(batch)).any()
     evaluated = EVALUATE(of_seed.params, of_seed.state.collector, jax.random.key(0))
     assert evaluated["return"].shape == (2,)
     assert plot.main([str(cut), f"--out={tmp_path / 'plot.png'}"]) == 0
@@ -127,10 +133,17 @@ def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
         ConfigError, match=r"^seed_index: must be below 2, the seeds of folder = \S+, got 2$"
     ):
         run.load(stopped, learner=LEARNER, seed_index=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
-        run.load(stopped, learner=LEARNER)
     with pytest.raises(ConfigError, match=r"^learner: must be left out: \S+ holds a run of"):
         run.load(finished("control", tmp_path / "run"), learner=LEARNER)
+
+
+def test_run_without_a_score_loads_its_latest_checkpoint(stopped, tmp_path):
+    assert run.load(stopped, learner=LEARNER).iteration == 2
+    scored = shutil.copytree(stopped, tmp_path / "run")
+    config = json.loads((scored / "config.json").read_text())
+    (scored / "config.json").write_text(json.dumps(config | {"score": "return"}))
+    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
+        run.load(scored, learner=LEARNER)
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -81,8 +81,8 @@ a learner resumes under other versions and is silent
   + notes=[]
 the functions of a loaded policy do not pickle
   run.experiment.policies: test_pickled_policies.py::test_policy_with_a_python_environment_pickles
-  - return type(self), self._arguments
-  + return object.__reduce__(self)
+  - rebuild=(acting_of, (config, state))
+  + rebuild=()
 a training state shows its arrays
   types: test_reprs.py::test_training_state_has_a_short_text
   - _record.__repr__ = short_repr
@@ -91,8 +91,21 @@ an error of a section has no prefix
   run.experiment.flags: test_flags.py::test_located_error_has_the_prefix_of_its_section
   - return ConfigError(join(prefix, error.field), error.message)
   + return error
+a saved policy has the variances of observations
+  control.acting: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike
+  - of_statistics(lambda each: each.std())
+  + of_statistics(lambda each: each.variance)
+a run without a score has no best checkpoint
+  run.experiment.earlier:
+    test_train_and_load.py::test_run_without_a_score_loads_its_latest_checkpoint
+  - kind = "latest"
+  + pass
+the final policy is another seed's
+  run.experiment.training: test_train_and_load.py::test_learner_leaves_command_files_and_resumes
+  - first = functools.partial(select_seed, state)
+  + first = functools.partial(select_seed, state, -1)
 a batch of observations is acted on with one random number
-  run.experiment.policies:
+  control.acting:
     test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again
   - axes = (None, 0, None if key is None else 0)
   + keys, axes = key, (None, 0, None)
@@ -150,11 +163,11 @@ a name that a notebook imports is gone
   - def soft_overlong(
   + def overlong(
 a loaded policy forgets the statistics of observations
-  run.experiment.policies: test_acting.py::test_documented_lines_act_as_the_loaded_policy
+  control.acting: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike
   - actor.act(params, collector, *row)
   + actor.act(params, collector._replace(replicated={}), *row)
 an actor without memory reads raw observations
-  control.actor: test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]
+  control.actor: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike[plain]
   - inputs = normalize(collector, observation)
   + inputs = observation
 a field is on no page

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from jaxrl_po.config import ConfigError, Values, with_field_docs
+from jaxrl_po.control.acting import Acting
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, read_experiment
@@ -43,6 +45,11 @@ class Trained(NamedTuple):
       folder: folder of the run; None for a run without a folder.
       interrupted: whether a signal arrived, even if too late to shorten the run; see `Interrupted`.
       stopped: reason why `on_row` ended the run early; empty if `on_row` did not.
+      act: `act(observation, key=None) -> action`, acts with the final policy of the first seed in
+        a control environment, see `ControlPolicy`; `run.load` returns the policy of another seed
+        or checkpoint. Raises ConfigError if the learner was not built by a method's `make`, or if
+        the record was pickled.
+      save: `save("policy.npz")`, writes the final policy of the first seed, see `ControlPolicy`.
     """
 
     state: TrainState
@@ -50,6 +57,8 @@ class Trained(NamedTuple):
     folder: Path | None
     interrupted: bool
     stopped: str = ""
+    act: Any = None
+    save: Any = None
 
 
 Trained.__repr__ = short_repr  # type: ignore[method-assign]
@@ -287,7 +296,10 @@ def run_job(
     state = outcome.state
     if job.layout.placement.described:  # the state is on devices of the run's own client
         state = jax.device_put(state, jax.devices()[0])
-    trained = Trained(state, rows, where, interrupted, outcome.stopped)
+    first = functools.partial(select_seed, state)
+    acting = Acting(job.learner.problem, first, settings=output.settings)
+    functions = acting.act, acting.save
+    trained = Trained(state, rows, where, interrupted, outcome.stopped, *functions)
     if interrupted and not leave_early:
         raise Interrupted(trained=trained)
     return trained
