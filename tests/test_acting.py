@@ -11,6 +11,7 @@ import pytest
 from names import ROOT
 
 from jaxrl_po import control, run
+from jaxrl_po.cli import export
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control.acting import Acting
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS
@@ -96,9 +97,10 @@ def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
     mode = problem.apply(state.params, scaled)[0].mode()
     np.testing.assert_allclose(np.clip(2.0 * mode, -2.0, 2.0), actions, rtol=5e-3)
     policy.save(tmp_path / "policy.npz")
-    np.testing.assert_allclose(
-        by_numpy(tmp_path / "policy.npz", np.stack(seen)), actions, rtol=5e-3
-    )
+    flags = [f"--run={out}", f"--out={tmp_path}/exported", "--checkpoint=latest", "--seed_index=1"]
+    assert export.main(flags) == 0
+    for path in (tmp_path / "policy.npz", tmp_path / "exported" / "policy.npz"):
+        np.testing.assert_allclose(by_numpy(path, np.stack(seen)), actions, rtol=5e-3)
 
 
 def by_numpy(path, observation):

@@ -104,6 +104,26 @@ the final policy is another seed's
   run.experiment.training: test_train_and_load.py::test_learner_leaves_command_files_and_resumes
   - first = functools.partial(select_seed, state)
   + first = functools.partial(select_seed, state, -1)
+a given environment of gymnasium stands for all
+  run.host.vector_envs:
+    test_host_runs.py::test_own_environment_of_gymnasium_needs_no_registration[3]
+  - else copy.deepcopy(env)
+  + else env
+a function that returns one environment twice is accepted
+  run.host.vector_envs:
+    test_host_runs.py::test_gymnasium_objects_where_they_cannot_run_are_told_the_way
+  - if made is env:
+  + if False:
+a class of gymnasium has no time limit
+  run.host.vector_envs:
+    test_host_runs.py::test_own_environment_of_gymnasium_needs_no_registration[2]
+  - return made if limit is None else wrappers.TimeLimit(made, limit)
+  + return made
+a class of gymnasium is asked to return to a state
+  run.experiment.control:
+    test_host_runs.py::test_gymnasium_objects_where_they_cannot_run_are_told_the_way
+  - _require_trajectories(options, chosen_sampling(options))
+  + pass
 a batch of observations is acted on with one random number
   control.acting:
     test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again

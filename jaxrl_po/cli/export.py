@@ -19,6 +19,7 @@ from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import earlier, flags, language, models, policies
+from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import folder
@@ -95,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
     if isinstance(config, LanguageConfig):
         return _export_model(config, out, options)
+    assert isinstance(config, ControlConfig)
     if options.dtype:
         raise ConfigError("dtype", f"must be left out: {options.run} is a run of control")
     _, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)

@@ -188,10 +188,8 @@ def make_networks(
     grouping = grouped if deep and group_size > 1 else None
     ours = all(type(each) is Transformer for each in (model, critic) if each is not None)
     hidden = hidden_in_both if ours else None
-    completions = settings.num_prompts * group_size
-    return LanguageNetworks(
-        model, target, init, apply, value, exact, linear, hidden, grouping, completions
-    )
+    parts = model, target, init, apply, value, exact, linear, hidden, grouping
+    return LanguageNetworks(*parts, settings.num_prompts * group_size)
 
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:
