@@ -124,6 +124,20 @@ a class of gymnasium is asked to return to a state
     test_host_runs.py::test_gymnasium_objects_where_they_cannot_run_are_told_the_way
   - _require_trajectories(options, chosen_sampling(options))
   + pass
+steps of a resumed run come from the problem
+  run.experiment.prepare:
+    test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
+  - stored.get("steps_per_iteration", known)
+  + known
+other steps have the unit of the problem
+  run.experiment.prepare:
+    test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
+  - if problem is not None and steps == known:
+  + if problem is not None:
+a vine counts its trunks alone
+  control.vine: test_train_and_load.py::test_problems_count_the_steps_that_commands_count
+  - steps, spaces = sizes.steps(branches), environment.spaces
+  + steps, spaces = num_envs * sizes.num_steps, environment.spaces
 a batch of observations is acted on with one random number
   control.acting:
     test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again

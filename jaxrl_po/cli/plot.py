@@ -283,6 +283,17 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     return [f"{name}: {', '.join(x)}" for name, x in values.items() if len(set(x)) > 1]
 
 
+def unit_of(settings: Values) -> str:
+    """Returns the plural name of a step of a run.
+
+    Example:
+      >>> unit_of({"script": "control"}), unit_of({"script": "train", "unit": "completions"})
+      ('environment steps', 'completions')
+    """
+    unit: str = settings.get("unit") or UNITS.get(settings.get("script", ""), "steps")
+    return unit
+
+
 def is_tuned(run: Run) -> bool:
     """Returns whether the run used a setting that was tuned for its environment or task."""
     return "tuned" in run.config.get("resolved", {}).get("origin", {}).values()
@@ -318,7 +329,7 @@ def save_figure(
 ) -> None:
     """Writes the figure with curves beside profiles; see `plotting.write_figure`, `PlotOptions`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
-    units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
+    units = dict.fromkeys(unit_of(run.config) for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
     where = "" if differ(runs) or not runs[0].place else f" on {runs[0].place}"
     with plotting.style():

@@ -78,7 +78,7 @@ def train(  # noqa: D418
     *,
     seeds: int = 1,
     seed: int = 0,
-    steps_per_iteration: int = 1,
+    steps_per_iteration: int | None = None,
     evaluate: Measure | None = None,
     score: str = "",
     watch: Sequence[str] = (),
@@ -113,7 +113,8 @@ def train(
       iterations: total number of iterations, including earlier iterations of a resumed run.
       seeds: number of seeds, each an independent run.
       seed: base seed, which determines the random numbers of all seeds.
-      steps_per_iteration: environment steps (or completions) of one seed in one iteration.
+      steps_per_iteration: environment steps (or completions) of one seed in one iteration; None for
+        the steps of the learner's problem, or 1 if the problem is unknown.
       evaluate: `(params, collector, key) -> {name: array}`, evaluates one seed; the means of the
         arrays are logged. The key is the same at each evaluation. None to disable evaluations.
       score: name of the evaluated score that marks the best checkpoint; empty to keep only the
