@@ -138,6 +138,18 @@ a vine counts its trunks alone
   control.vine: test_train_and_load.py::test_problems_count_the_steps_that_commands_count
   - steps, spaces = sizes.steps(branches), environment.spaces
   + steps, spaces = num_envs * sizes.num_steps, environment.spaces
+a notebook keeps each line about progress
+  run.loop.progress: test_progress.py::test_notebook_updates_one_line_and_keeps_reports
+  - if self._in_place and not stays:
+  + if False:
+a quiet run shows its line in a notebook
+  run.loop.progress: test_progress.py::test_notebook_updates_one_line_and_keeps_reports
+  - kernel and not quiet, None
+  + kernel, None
+texts of a call in Python name flags
+  run.loop.progress: test_progress.py::test_texts_name_flags_only_in_a_command
+  - line = FLAG.sub("", line)
+  + pass
 a batch of observations is acted on with one random number
   control.acting:
     test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again

@@ -66,7 +66,11 @@ Trained.__repr__ = short_repr  # type: ignore[method-assign]
 
 @overload
 def train(  # noqa: D418
-    what: Experiment, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = ()
+    what: Experiment,
+    *,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Carries out an experiment."""
 
@@ -92,6 +96,7 @@ def train(  # noqa: D418
     iterate: Iterate | None = None,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Trains a user-defined learner."""
 
@@ -101,6 +106,7 @@ def train(
     *arguments: Any,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
     **options: Any,
 ) -> Trained:
     """Carries out an experiment, or trains a user-defined learner in the same way.
@@ -108,8 +114,8 @@ def train(
     All seeds are vmapped, and sharded over the devices if these divide the number of seeds.
 
     Args:
-      what: an `Experiment`, which takes no further arguments than `on_row` and `exporters`; or a
-        learner of one seed.
+      what: an `Experiment`, which takes no further arguments than `on_row`, `exporters` and
+        `quiet`; or a learner of one seed.
       iterations: total number of iterations, including earlier iterations of a resumed run.
       seeds: number of seeds, each an independent run.
       seed: base seed, which determines the random numbers of all seeds.
@@ -140,6 +146,7 @@ def train(
         error save the run.
       exporters: objects with the methods of `Exporter`, such as `run.TensorBoard()`, that receive
         each line of metrics. A resumed run needs its exporters again.
+      quiet: whether to print nothing about the progress of the run.
 
     Returns:
       The final state, the lines of metrics and the folder of the run.
@@ -173,7 +180,7 @@ def train(
         if not arguments and "iterations" not in options:
             raise ConfigError("iterations", "must be given with a learner")
         job = prepare_learner(what, *arguments, **options)
-        return run_job(job, on_row=on_row, exporters=exporters)
+        return run_job(job, on_row=on_row, exporters=exporters, quiet=quiet)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
@@ -188,11 +195,16 @@ def train(
     job = prepare_experiment(domain, what.settings, asked)
     if on_row is not None and asked.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return run_job(job, on_row=on_row, exporters=exporters)
+    return run_job(job, on_row=on_row, exporters=exporters, quiet=quiet)
 
 
 def resume(
-    out: str | Path, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = (), **more: Any
+    out: str | Path,
+    *,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
+    **more: Any,
 ) -> Trained:
     """Continues the run of an `Experiment` or a command in a folder.
 
@@ -200,6 +212,7 @@ def resume(
       out: folder of the run.
       on_row: function that receives each line, see `train`.
       exporters: further destinations of each line, see `train`.
+      quiet: whether to print nothing about the progress of the run.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
@@ -207,7 +220,7 @@ def resume(
       Interrupted: an interrupt ended the run, see `train`.
     """
     experiment = read_experiment(str(out), **more)
-    return train(experiment, on_row=on_row, exporters=exporters)
+    return train(experiment, on_row=on_row, exporters=exporters, quiet=quiet)
 
 
 def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) -> TrainJob:
@@ -235,6 +248,7 @@ def run_job(
     leave_early: bool = False,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Carries out a run and writes the results to the folder of the run.
 
@@ -243,6 +257,7 @@ def run_job(
       leave_early: Whether to return after a signal, too, as a command does; see `runner.run`.
       on_row: Function that receives each line of metrics; see `runner.run`.
       exporters: Further destinations of each line of metrics.
+      quiet: Whether to print nothing about progress.
 
     Raises:
       ConfigError: The folder is unusable or locked, or no checkpoint in the folder can be used.
@@ -268,7 +283,8 @@ def run_job(
             unit=display.unit,
             watch=sorted((x.metric for x in display.curves), key=lambda x: x != score),
             num_seeds=job.num_seeds,
-            quiet=not processes.is_writer(),
+            quiet=quiet or not processes.is_writer(),
+            flags=leave_early,
         )
         found = [*output.exporters, *exporters] if processes.is_writer() else ()
         start = display.title, output.settings, out if output.folder else None
