@@ -32,6 +32,7 @@ ACTS = re.compile(r"(?:[\w.]*\bact|policy\.step|\w+\.mode)\([^`\n]*")
 # Pages and their calls.
 KNOWN = {
     ("environments.md", "policy.step(memory, observation)"),
+    ("environments.md", "policy.act(observation)"),
     ("save_and_load.md", "policy.act(observation)"),
     ("save_and_load.md", "trained.act(observation)"),
     ("08_from_python.ipynb", "policy.act(jnp.zeros((5, 4)), jax.random.key(0))"),
@@ -76,7 +77,7 @@ def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
     networks applied directly and with the arrays of `save`."""
     problem, out, state = trained
     policy = run.load(out, checkpoint="latest", seed_index=1)
-    acting = Acting(problem, lambda: state)
+    acting = Acting(problem, state)
     observation, env_state = ENV.reset(jax.random.key(0))
     ours, theirs = acting.start, policy.start
     seen, actions = [], []
@@ -119,4 +120,4 @@ def by_numpy(path, observation):
 
 def test_policy_is_saved_as_npz_alone(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"^path: must end in .npz, got .*policy.pkl$"):
-        Acting(trained[0], lambda: trained[2]).save(tmp_path / "policy.pkl")
+        Acting(trained[0], trained[2]).save(tmp_path / "policy.pkl")

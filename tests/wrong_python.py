@@ -102,8 +102,8 @@ a run without a score has no best checkpoint
   + pass
 the final policy is another seed's
   run.experiment.training: test_train_and_load.py::test_learner_leaves_command_files_and_resumes
-  - first = functools.partial(select_seed, state)
-  + first = functools.partial(select_seed, state, -1)
+  - state, select=select_seed, settings
+  + state, select=lambda state: select_seed(state, -1), settings
 a given environment of gymnasium stands for all
   run.host.vector_envs:
     test_host_runs.py::test_own_environment_of_gymnasium_needs_no_registration[3]

@@ -26,7 +26,8 @@ class Acting:
     Args:
       problem: Control problem that the policy was trained on; None, or a problem without `spaces`,
         if the environment is unknown: `act` and `step` then raise ConfigError.
-      read: `() -> TrainState`, returns the training state of one seed; called once, when needed.
+      state: Training state, of which `select` selects one seed.
+      select: `(state) -> TrainState`, called once, when needed; None if the state has one seed.
       name: Name of the environment, for messages.
       settings: Settings of the run, which `save` writes.
       rebuild: Function and arguments that make the same object when it is unpickled; () if only the
@@ -36,22 +37,25 @@ class Acting:
     def __init__(
         self,
         problem: Problem | None,
-        read: Callable[[], TrainState],
+        state: TrainState,
         *,
+        select: Callable[[TrainState], TrainState] | None = None,
         name: str = "the environment",
         settings: Mapping[str, Any] | None = None,
         rebuild: tuple[Any, ...] = (),
     ):
         self._problem = problem if problem is not None and problem.spaces is not None else None
-        self._read, self._name, self._settings = read, name, settings or {}
+        self._given, self._select = state, select
+        self._name, self._settings = name, settings or {}
         self._rebuild = rebuild
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._rebuild or (functools.partial(Acting, None, self._read), ())
+        rest: dict[str, Any] = {"select": self._select, "settings": json.loads(self._json())}
+        return self._rebuild or (functools.partial(Acting, None, self._given, **rest), ())
 
     @functools.cached_property
     def _state(self) -> TrainState:
-        return self._read()
+        return self._given if self._select is None else self._select(self._given)
 
     def _known(self) -> Problem:
         if self._problem is None:
@@ -168,7 +172,10 @@ class Acting:
             ):
                 action = self._spaces.to_action(jnp.full(self._spaces.action_size, bound))
                 found[f"action/{name}"] = np.asarray(action)
-        return {**found, "settings": np.array(json.dumps(dict(self._settings), default=str))}
+        return {**found, "settings": np.array(self._json())}
+
+    def _json(self) -> str:
+        return json.dumps(dict(self._settings), default=str)
 
 
 def _by_path(name: str, tree: PyTree) -> dict[str, npt.NDArray[Any]]:

@@ -1,6 +1,5 @@
 """`load`: the policy of a run, to act in an environment or to answer prompts."""
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -203,13 +202,9 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
     except CheckpointError as error:
         raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
     state = select_seed(stacked, seed_index)
-    acting = Acting(learner.problem, functools.partial(_itself, state), settings=settings)
+    acting = Acting(learner.problem, state, settings=settings)
     functions = acting.act, acting.start, acting.step, acting.save
     return LearnerState(settings, iteration, state.params, state, *functions)
-
-
-def _itself(state: TrainState) -> TrainState:
-    return state
 
 
 def acting_of(config: ControlConfig, state: TrainState) -> Acting:
@@ -224,7 +219,7 @@ def acting_of(config: ControlConfig, state: TrainState) -> Acting:
     state = state._replace(collector=collector, reference_params=None)
     return Acting(
         problem,
-        lambda: state,
+        state,
         name=config.run.env,
         settings=flags.flatten(config.sections()),
         rebuild=(acting_of, (config, state)),

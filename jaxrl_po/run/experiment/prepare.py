@@ -232,8 +232,7 @@ def prepare_learner(
     lasting = {
         **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
         "total_steps": iterations * steps,
-        "steps_per_iteration": steps,
-        "unit": unit,
+        **{"steps_per_iteration": steps, "unit": unit},
         "log_every": every,
         "score": score,
     }

@@ -313,8 +313,7 @@ def run_job(
     state = outcome.state
     if job.layout.placement.described:  # the state is on devices of the run's own client
         state = jax.device_put(state, jax.devices()[0])
-    first = functools.partial(select_seed, state)
-    acting = Acting(job.learner.problem, first, settings=output.settings)
+    acting = Acting(job.learner.problem, state, select=select_seed, settings=output.settings)
     functions = acting.act, acting.save
     trained = Trained(state, rows, where, interrupted, outcome.stopped, *functions)
     if interrupted and not leave_early:
