@@ -74,7 +74,7 @@ def entry(*command: str) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGINT, before)
-    sys.path.append(os.getcwd())  # `python -m jaxrl_po` finds the modules of the working folder too
+    sys.path.append("")  # `python -m jaxrl_po` finds the modules of the working folder too
     try:
         flags.run_script(lambda argv: main([*command, *argv]))
     except KeyboardInterrupt:

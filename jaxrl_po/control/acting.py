@@ -182,7 +182,7 @@ def _by_path(name: str, tree: PyTree) -> dict[str, npt.NDArray[Any]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         "/".join(filter(None, [name, jax.tree_util.keystr(path, simple=True, separator="/")])): (
-            np.asarray(leaf)
+            np.asarray(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf)
         )
         for path, leaf in leaves
     }

@@ -195,7 +195,7 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
     layout = Layout(Placement(settings["seeds"], 1, 1))
     earlier.require_seed("seed_index", seed_index, settings["seeds"], "folder", run)
-    evaluation = Evaluation(None, score=settings["score"])
+    evaluation = Evaluation(None, score=settings.get("score", ""))
     job = build_job(learner, layout, Length(0, 1), seed=settings["seed"], evaluation=evaluation)
     try:
         iteration, stacked = earlier.state_of(job, "folder", run, kind)

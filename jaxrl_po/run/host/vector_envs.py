@@ -218,12 +218,12 @@ def own_source(name: str, found: Any, env: Any, env_params: str = "") -> Source:
     arguments = errors.json_object("env_params", env_params or "{}")
     limit = arguments.pop("max_episode_steps", None)
     kinds = {"sync": vector.SyncVectorEnv, "async": vector.AsyncVectorEnv}
-    kind: Any = errors.lookup("env_params", arguments.pop("vectorization_mode", "sync"), kinds)
+    kind: Any = errors.lookup("env_params", str(arguments.pop("vectorization_mode", "sync")), kinds)
     makes = isinstance(found, type) or inspect.isroutine(found)
 
     def make(**further: Any) -> Any:
         with quiet():
-            made = found(**arguments, **further) if makes else copy.deepcopy(env)
+            made = found(**{**arguments, **further}) if makes else copy.deepcopy(env)
             if made is env:
                 raise ConfigError("env", f"{name} must make another environment in each call")
             return made if limit is None else wrappers.TimeLimit(made, limit)
