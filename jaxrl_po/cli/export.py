@@ -8,6 +8,7 @@ model; a changed parameter is float32, which preserves the training result exact
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,7 @@ from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.experiment import earlier, flags, language, models, policies
-from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS
-from jaxrl_po.run.experiment.language_config import LanguageConfig
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
 
@@ -86,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
     options = flags.ask(argv, "jaxrl-po export", summary, ExportOptions)
     if options is None:
         return 0
-    domain, config = earlier.read_any(DOMAINS.values(), "run", options.run)
+    domain, found = earlier.read_any(DOMAINS.values(), "run", options.run)
+    config: Any = found
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:
@@ -94,9 +94,8 @@ def main(argv: Sequence[str]) -> int:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
-    if isinstance(config, LanguageConfig):
+    if domain is language:
         return _export_model(config, out, options)
-    assert isinstance(config, ControlConfig)
     if options.dtype:
         raise ConfigError("dtype", f"must be left out: {options.run} is a run of control")
     _, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)
@@ -108,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _export_model(config: LanguageConfig, out: Path, options: ExportOptions) -> int:
+def _export_model(config: Any, out: Path, options: ExportOptions) -> int:
     """Writes the folder of a language run's model; see `main`."""
     try:
         base = models.read_base(config.initial.pretrained, config.model)

@@ -177,7 +177,7 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
         shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
-        notes.append(f"with settings that suit it, which flags may replace: {shown}")
+        notes.append(f"with settings that suit it, which given ones replace: {shown}")
     if values["total_steps"] != done:
         notes.append(
             f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "
