@@ -45,7 +45,6 @@ def main(out, iterations=50):
         learner,
         iterations,
         seeds=2,
-        steps_per_iteration=8 * 32,
         log_every=10,
         watch=["norm", "episode_return"],
         iterate=timed,

@@ -19,7 +19,7 @@ usage: jaxrl-po COMMAND --flag=value …     (jaxrl-po COMMAND --help lists its 
   plot       compare runs in a figure and a table
   report     write an HTML page about one or several runs
   render     show an episode of a run as a GIF, or what a transformer wrote
-  export     write the model of a run for transformers"""
+  export     write the policy of a run for numpy or transformers"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,6 +74,7 @@ def entry(*command: str) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGINT, before)
+    sys.path.append("")  # `python -m jaxrl_po` finds the modules of the working folder too
     try:
         flags.run_script(lambda argv: main([*command, *argv]))
     except KeyboardInterrupt:

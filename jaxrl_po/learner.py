@@ -121,6 +121,7 @@ def make(
         metrics = masked.merge(batch.metrics, masked.psum(measured, axis_name))
         return state._replace(step=state.step + 1), metrics
 
+    init.problem = problem  # type: ignore[attr-defined]
     return Learner(init, sample, update)
 
 

@@ -7,6 +7,7 @@ would break tree equality and cause recompilation.
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
@@ -60,7 +61,7 @@ def short_repr(tree: PyTree) -> str:
     """Returns the text of a tree, with dtypes and shapes in place of its arrays.
 
     A tree of more than eight leaves is summarised by their number; a record with this `__repr__`
-    shows a text for each of its fields.
+    shows a text for each of its fields except functions.
 
     Example:
       >>> short_repr({"weight": jnp.zeros((4, 2)), "name": "a", "scale": 1.5})
@@ -69,7 +70,10 @@ def short_repr(tree: PyTree) -> str:
       '<9 leaves, 72 numbers>'
     """
     if type(tree).__repr__ is short_repr:
-        fields = (f"{name}={short_repr(value)}" for name, value in tree._asdict().items())
+        shown = {
+            name: value for name, value in tree._asdict().items() if not inspect.isroutine(value)
+        }
+        fields = (f"{name}={short_repr(value)}" for name, value in shown.items())
         return f"{type(tree).__name__}({', '.join(fields)})"
     leaves = jax.tree.leaves(tree)
     if len(leaves) <= 8:
@@ -362,6 +366,15 @@ class Learner(NamedTuple):
         """
         return _composed(self.sample, self.update)
 
+    @property
+    def problem(self) -> "Problem | None":
+        """Returns the problem that `make` built the learner for; None if it is unknown.
+
+        `init` carries the problem as an attribute, so that a learner keeps three fields. A wrapper
+        of `init` by `functools.wraps` or `jax.jit` carries it too.
+        """
+        return getattr(self.init, "problem", None)
+
 
 @functools.lru_cache(maxsize=64)
 def _composed(
@@ -429,6 +442,9 @@ class Problem(NamedTuple):
       actor: policy with memory as a function that acts in an environment step by step, see
         `control.Actor`; None for a policy without memory, which acts through `apply`.
       target: `Target` that the program is compiled for, or None if the problem leaves it open.
+      spaces: `control.Spaces` of the environment of a control problem; None for other problems.
+      steps: number of units of one iteration, over all rows.
+      unit: plural name of what `steps` counts, such as `environment steps` or `completions`.
     """
 
     init: Callable[[jax.Array], tuple[ActorCritic, CollectorState]]
@@ -446,6 +462,9 @@ class Problem(NamedTuple):
     fast_paths: FastPaths = FastPaths()
     actor: Any = None
     target: Any = None
+    spaces: Any = None
+    steps: int = 1
+    unit: str = "iterations"
 
     def with_target(self, target: Target | None) -> "Problem":
         """Returns the problem as the source of a method for a target.

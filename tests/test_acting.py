@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import gymnax
 import jax
@@ -12,9 +11,11 @@ import pytest
 from names import ROOT
 
 from jaxrl_po import control, run
+from jaxrl_po.cli import export
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control.acting import Acting
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS
 from jaxrl_po.run.devices.seeds import select_seed
-from jaxrl_po.run.experiment.policies import LearnerState
 
 ENV = gymnax.make("Pendulum-v1")[0]
 SIZES = {"num_envs": 4, "num_steps": 8, "normalize_observations": True}
@@ -28,17 +29,12 @@ NETWORKS = {
 STEPS = {"config.num_minibatches": 1, "config.num_epochs": 1, "config.learning_rate": 0.03}
 # Calls that act in an environment, as a page, a notebook or an example writes them.
 ACTS = re.compile(r"(?:[\w.]*\bact|policy\.step|\w+\.mode)\([^`\n]*")
-SNIPPET = next(
-    code
-    for code in re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs" / "save_and_load.md").read_text(), re.M | re.S
-    )
-    if "actor_of" in code
-)
-# Pages and their calls outside the snippet; the test compares each call with the snippet.
+# Pages and their calls.
 KNOWN = {
     ("environments.md", "policy.step(memory, observation)"),
+    ("environments.md", "policy.act(observation)"),
     ("save_and_load.md", "policy.act(observation)"),
+    ("save_and_load.md", "trained.act(observation)"),
     ("08_from_python.ipynb", "policy.act(jnp.zeros((5, 4)), jax.random.key(0))"),
 }
 
@@ -58,7 +54,7 @@ def written():
 
 
 def test_every_documented_call_that_acts_is_known():
-    calls = {(page, call.partition("  #")[0]) for page, call in written() if call not in SNIPPET}
+    calls = {(page, call.partition("  #")[0]) for page, call in written()}
     assert {(page, call.replace(")))", "))")) for page, call in calls} == KNOWN
 
 
@@ -76,33 +72,52 @@ def trained(request, tmp_path_factory):
     return problem, out, select_seed(state, 1)
 
 
-def test_documented_lines_act_as_the_loaded_policy(trained):
-    """Compares the documented ways over an episode that the loaded policy plays; each way has its
-    own memory."""
+def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
+    """Compares both over an episode that the run's policy plays, each with its own memory, with the
+    networks applied directly and with the arrays of `save`."""
     problem, out, state = trained
     policy = run.load(out, checkpoint="latest", seed_index=1)
-    loaded = LearnerState({}, 2, state.params, state)
-    names = {
-        "run": SimpleNamespace(load=lambda folder, learner: loaded),
-        **{"jax": jax, "control": control, "env": ENV, "problem": problem, "learner": None},
-        "observation": jnp.ones(3),
-    }
-    exec(SNIPPET, names)
+    acting = Acting(problem, state)
     observation, env_state = ENV.reset(jax.random.key(0))
-    ours, theirs = names["actor"].start(1), policy.start
+    ours, theirs = acting.start, policy.start
     seen, actions = [], []
     for key in jax.random.split(jax.random.key(1), 8):
         seen.append(observation)
-        ours, action = names["act"](ours, observation)
+        ours, action = acting.step(ours, observation)
         theirs, expected = policy.step(theirs, observation)
         np.testing.assert_allclose(action, expected, rtol=1e-5)
         actions.append(expected)
         observation, env_state, *_ = ENV.step(key, env_state, expected)
-    if problem.actor is None:
-        np.testing.assert_allclose([policy.act(each) for each in seen], actions, rtol=1e-5)
-        np.testing.assert_allclose(policy.act(jnp.stack(seen)), actions, rtol=1e-5)
-        statistics = state.collector.replicated[OBSERVATION_STATISTICS]
-        mean, std = np.asarray(statistics.mean), np.asarray(statistics.std())
-        scaled = np.clip((np.stack(seen) - mean) / std, -10.0, 10.0)
-        mode = problem.apply(state.params, scaled)[0].mode()
-        np.testing.assert_allclose(np.clip(2.0 * mode, -2.0, 2.0), actions, rtol=5e-3)
+    if problem.actor is not None:
+        return
+    np.testing.assert_allclose([policy.act(each) for each in seen], actions, rtol=1e-5)
+    np.testing.assert_allclose(policy.act(jnp.stack(seen)), actions, rtol=1e-5)
+    statistics = state.collector.replicated[OBSERVATION_STATISTICS]
+    mean, std = np.asarray(statistics.mean), np.asarray(statistics.std())
+    scaled = np.clip((np.stack(seen) - mean) / std, -10.0, 10.0)
+    mode = problem.apply(state.params, scaled)[0].mode()
+    np.testing.assert_allclose(np.clip(2.0 * mode, -2.0, 2.0), actions, rtol=5e-3)
+    policy.save(tmp_path / "policy.npz")
+    flags = [f"--run={out}", f"--out={tmp_path}/exported", "--checkpoint=latest", "--seed_index=1"]
+    assert export.main(flags) == 0
+    for path in (tmp_path / "policy.npz", tmp_path / "exported" / "policy.npz"):
+        np.testing.assert_allclose(by_numpy(path, np.stack(seen)), actions, rtol=5e-3)
+
+
+def by_numpy(path, observation):
+    """Returns the actions of a saved policy with two hidden layers."""
+    saved = np.load(path)
+    assert json.loads(str(saved["settings"]))["network.activation"] == "tanh"
+    mean, std, low, high = (
+        saved[name] for name in ("observation/mean", "observation/std", "action/low", "action/high")
+    )
+    x = np.clip((observation - mean) / std, -10.0, 10.0)
+    for layer in ("torso/Dense_0", "torso/Dense_1", "head/Dense_0"):
+        x = x @ saved[f"policy/params/{layer}/kernel"] + saved[f"policy/params/{layer}/bias"]
+        x = x if layer.startswith("head") else np.tanh(x)
+    return low + (high - low) * (np.clip(x, -1.0, 1.0) + 1.0) / 2.0
+
+
+def test_policy_is_saved_as_npz_alone(trained, tmp_path):
+    with pytest.raises(ConfigError, match=r"^path: must end in .npz, got .*policy.pkl$"):
+        Acting(trained[0], trained[2]).save(tmp_path / "policy.pkl")

@@ -1,9 +1,11 @@
 """Tests runs of the commands in environments on the host, and the ends of these runs."""
 
 import contextlib
+import importlib
 import json
 import os
 import signal
+import sys
 import time
 
 import gymnasium
@@ -12,6 +14,7 @@ import pytest
 from clock import SEEN
 from finished import ON_HOST
 
+from jaxrl_po import __main__, control, run
 from jaxrl_po.cli import evaluate, launch, plot, render, report, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control as command
@@ -49,6 +52,90 @@ class Endless(Fragile):
 
 gymnasium.register("Endless-v0", entry_point=Endless)
 gymnasium.register("Fragile-v0", entry_point=Fragile, max_episode_steps=4)
+
+
+def walk(tmp_path):
+    """Returns the names of one environment: in a file, a class, an object and a function."""
+    (tmp_path / "own.py").write_text(WALK)
+    return [
+        f"gymnasium:{tmp_path}/own.py:Walk",
+        f"{tmp_path}/own.py:Walk",
+        Fragile,
+        Fragile(),
+        lambda: Fragile(),
+    ]
+
+
+WALK = """
+import gymnasium, numpy
+
+class Walk(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-5.0, 5.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.zeros(2, numpy.float32), {}
+
+    def step(self, action):
+        return numpy.full(2, float(action), numpy.float32), float(action), False, False, {}
+"""
+LIMITED = {"env_params": '{"max_episode_steps": 3}'}
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_own_environment_of_gymnasium_needs_no_registration(tmp_path, i):
+    settings = run.Experiment(env=walk(tmp_path)[i], **LIMITED).read()
+    source = command.open_world(settings.config).source
+    assert (source.max_steps, source.spaces.num_actions) == (3, 2)
+    with contextlib.closing(source.open([1, 2])) as pool:
+        pool.reset()
+        steps = [pool.step(np.array([0, 1])) for _ in range(4)]
+    assert [step.reward.tolist() for step in steps] == [[0.0, 1.0]] * 3 + [[0.0, 0.0]]
+    assert [step.truncated.all() for step in steps] == [False, False, True, False]
+
+
+def test_own_loss_trains_on_own_environment_of_gymnasium(tmp_path):
+    calls = []
+
+    def surrogate(log_prob, samples):
+        calls.append(log_prob.shape)
+        return -log_prob * samples.advantage, {}
+
+    sizes = {"problem.num_envs": 2, "problem.num_steps": 8, "network.width": 4}
+    options = {"seeds": 1, "total_steps": 32, "eval_episodes": 1, "out": tmp_path / "run"}
+    trained = run.train(
+        run.Experiment(
+            env=Fragile, algorithm="a2c", surrogate=surrogate, over=sizes, **options, **LIMITED
+        )
+    )
+    assert calls
+    policy = run.load(tmp_path / "run", env=Fragile, checkpoint="latest")
+    assert trained.act(np.zeros(2)) == policy.act(np.zeros(2))
+
+
+def test_gymnasium_objects_where_they_cannot_run_are_told_the_way():
+    with pytest.raises(ConfigError, match=r"^env: must be in JAX, .* run.Experiment\(env=…\)"):
+        control.make_problem(Fragile())
+    same = Fragile()
+    for options, message in (
+        ({"env": Fragile, "algorithm": "grpo"}, "env: .* sampling = groups does"),
+        ({"env": Fragile, "sampling": "vine", "algorithm": "trpo"}, "env: .* sampling = vine"),
+        ({"env": Fragile, "deterministic": True}, "deterministic: must be off"),
+        ({"env": lambda: same}, "env: .* must make another environment in each call"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            command.open_world(run.Experiment(**options, **LIMITED).read().config)
+
+
+def test_command_imports_modules_of_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "walks_in_here.py").write_text(WALK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["jaxrl-po", "--help"])
+    with pytest.raises(SystemExit):
+        __main__.entry()
+    assert importlib.import_module("walks_in_here").Walk
 
 
 def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):

@@ -12,6 +12,7 @@ from probes import MatchCueContinuous
 
 from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c
+from jaxrl_po.config import ConfigError
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 PROMPTS = ["1+2=", "3+4=", "9+9="]
@@ -78,4 +79,6 @@ def test_state_of_a_learner_pickles(tmp_path):
     for record in (trained, loaded):
         again = pickle.loads(pickle.dumps(record))
         assert repr(again) == repr(record)
+        with pytest.raises(ConfigError, match=r"^act: needs the environment, which only"):
+            again.act(np.zeros(4))
         assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), again.state, record.state))

@@ -140,7 +140,7 @@ def test_probability_of_improvement_compares_with_first_run():
     assert better.endswith(" 1.00 [0.39, 1.00]     0.33")
     assert worse.endswith(" 0.00 [0.00, 0.61]     0.33")
     assert first == "better is better than first with probability 1.00 [0.39, 1.00], p = 0.33"
-    assert second.startswith("worse is better than first with probability 0.00 ")
+    assert second == "first is better than worse with probability 1.00 [0.39, 1.00], p = 0.33"
     assert "Newcombe 2006" in method
 
 
@@ -158,6 +158,24 @@ def test_area_is_the_mean_over_shared_steps():
     apart = [runs[0]._replace(rows=runs[0].rows[:1]), runs[1]]
     with pytest.raises(ConfigError, match=r"^by: must be final: .* no two steps of score"):
         plot.scores_of(apart, "score", plot.AREA)
+
+
+def test_area_begins_where_every_seed_has_a_value():
+    """Over steps 20 – 40: 2 → 4 → 4 has the mean 3.5, 6 has the mean 6, and 3 → 5 the mean 4."""
+    rows = {
+        "a": [[None, 8.0], [2.0, 6.0], [4.0, None], [None, 6.0]],
+        "b": [[0.0], [3.0], [4.0], [5.0]],
+    }
+    runs = [
+        plot.Run(name, [{"step": 10 * i, "episode_return": x} for i, x in enumerate(y, 1)], {}, "")
+        for name, y in rows.items()
+    ]
+    assert plot.shared_steps(runs, "episode_return") == (20.0, 40.0)
+    found = plot.scores_of(runs, "episode_return", plot.AREA)
+    assert [x.tolist() for x in found] == [[3.5, 6.0], [4.0]]
+    never = runs[0]._replace(rows=[row | {"episode_return": [None, 1.0]} for row in runs[0].rows])
+    found = plot.scores_of([never, runs[1]], "episode_return", plot.AREA)
+    assert [x.tolist() for x in found] == [[-np.inf, 1.0], [3.0 + 1.0 / 6.0]]
 
 
 def compared(runs, metric):

@@ -379,7 +379,7 @@ def test_other_base_is_refused_and_missing_named(moved, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "run: must name the folder of a run of jaxrl-po language"),
+        ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
         (["--run={run}"], "out: must name a folder, e.g. trained$"),
         (["--run={run}", "--out={run}"], r"out: must be a folder that is new or empty, got \S+"),
         (

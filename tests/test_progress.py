@@ -1,5 +1,7 @@
+import io
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +46,38 @@ def test_a_long_phase_is_a_line_every_few_seconds(monkeypatch, capsys):
         "ppo on X: warm start, step 80/400, 1:20 left",
         "ppo on X: initialising",
     ]
+
+
+def test_notebook_updates_one_line_and_keeps_reports(monkeypatch):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    shown = []
+    handle = SimpleNamespace(update=lambda text, raw: shown.append(("update", text["text/plain"])))
+
+    def display(text, raw, display_id):
+        shown.append(("display", text["text/plain"]))
+        return handle
+
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("IPython.display.display", display)
+    for quiet in (False, True):
+        with Progress("ppo on X", 20_000, quiet=quiet) as progress:
+            progress.phase("compiling")
+            progress.report("a warning")
+            progress.update({"step": 1_500}, 75.0)
+    assert stream.getvalue() == "a warning\n"
+    assert shown == [
+        ("display", "ppo on X: compiling"),
+        ("update", "ppo on X: 1,500/20,000 steps  1:15 left"),
+    ]
+
+
+def test_texts_name_flags_only_in_a_command(capsys):
+    line = "--total_steps: 40 becomes 32; --resume continues a--b; lower --config.max_kl"
+    for flags in (True, False):
+        with Progress("ppo on X", 20_000, flags=flags) as progress:
+            progress.report(line)
+    arguments = "total_steps: 40 becomes 32; resume continues a--b; lower config.max_kl"
+    assert capsys.readouterr().out.splitlines() == [line, arguments]
 
 
 def test_quiet_shows_nothing(capsys):

@@ -16,23 +16,29 @@ import shapes
 import tiny
 from test_experiments import with_older_jax
 
-from jaxrl_po import control, run
-from jaxrl_po.algorithms import a2c, ppo
+from jaxrl_po import control, language, run
+from jaxrl_po.algorithms import a2c, grpo, ppo
 from jaxrl_po.cli import evaluate, launch, plot
 from jaxrl_po.config import ConfigError
+from jaxrl_po.language.tasks import addition
+from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.experiment import control as control_command
-from jaxrl_po.run.experiment import earlier, flags
+from jaxrl_po.run.experiment import earlier, flags, prepare
 from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.store import metrics
+from jaxrl_po.types import Learner
 
 ENV = gymnax.make("CartPole-v1")[0]
 PROBLEM = control.make_problem(ENV, num_envs=4, num_steps=8)
 LEARNER = a2c.make(a2c.Config(), PROBLEM)
+TASK = addition(1)
+TALKER = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
+SPOKEN = grpo.make(grpo.Config(), language.make_problem(TASK, TALKER, num_prompts=2, group_size=3))
 EVALUATE = control.make_evaluate(ENV, PROBLEM, num_episodes=2)
 
 
 def train(iterations, **options):
-    return run.train(LEARNER, iterations, seeds=2, steps_per_iteration=32, **options)
+    return run.train(LEARNER, iterations, seeds=2, **options)
 
 
 def test_learner_leaves_command_files_and_resumes(tmp_path, capsys):
@@ -55,8 +61,15 @@ def test_learner_leaves_command_files_and_resumes(tmp_path, capsys):
     assert of_seed.iteration == 4
     one = jax.tree.map(lambda x: x[1], whole.state.params)
     jax.tree.map(np.testing.assert_array_equal, of_seed.params, one)
+    observation = jax.numpy.array([0.1, -0.2, 0.3, -0.4])
+    assert of_seed.act(observation) == PROBLEM.apply(one, observation)[0].mode()
+    first = run.load(cut, learner=LEARNER, checkpoint="latest")
+    batch = jax.random.normal(jax.random.key(0), (64, 4))
+    np.testing.assert_array_equal(resumed.act(batch), first.act(batch))
+    assert (first.act(batch) != of_seed.act(batch)).any()
     evaluated = EVALUATE(of_seed.params, of_seed.state.collector, jax.random.key(0))
     assert evaluated["return"].shape == (2,)
+    assert plot.unit_of(json.loads((cut / "config.json").read_text())) == "environment steps"
     assert plot.main([str(cut), f"--out={tmp_path / 'plot.png'}"]) == 0
     assert capsys.readouterr().out.startswith("return, final of each seed")
 
@@ -72,6 +85,41 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
     rows = train(4, out=out, resume=True, **options).rows
     assert [row["iteration"] for row in rows] == [3, 4]
     assert json.loads((out / "summary.json").read_text())["steps"] == 128
+
+
+@pytest.mark.parametrize(
+    ("learner", "given", "stored", "expected"),
+    [
+        (LEARNER, None, {}, (32, "environment steps")),
+        (LEARNER, 32, {}, (32, "environment steps")),
+        (LEARNER, 1, {}, (1, "iterations")),
+        (LEARNER, 10, {}, (10, "steps")),
+        (LEARNER, None, {"steps_per_iteration": 1}, (1, "iterations")),
+        (SPOKEN, None, {}, (6, "completions")),
+        (
+            Learner(jax.jit(LEARNER.init), LEARNER.sample, LEARNER.update),
+            None,
+            {},
+            (32, control_command.UNIT),
+        ),
+        (Learner(lambda key: LEARNER.init(key), *LEARNER[1:]), None, {}, (1, "iterations")),
+    ],
+)
+def test_steps_of_an_iteration_come_from_the_problem(learner, given, stored, expected):
+    assert prepare.steps_of(learner, given, stored) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "settings"),
+    [
+        ("trajectories", control.make_problem, {"num_envs": 4, "num_steps": 8}),
+        ("groups", control.make_groups, {"num_prompts": 2, "group_size": 3, "num_steps": 5}),
+        ("vine", control.make_vine, {"num_envs": 2, "num_steps": 8, "num_states": 3, "horizon": 4}),
+    ],
+)
+def test_problems_count_the_steps_that_commands_count(name, make, settings):
+    way = control_command.SAMPLINGS[name]
+    assert make(ENV, **settings).steps == way.steps(way.settings(**settings), 2)
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +175,17 @@ def test_a_folder_without_its_learner_says_so(stopped, finished, tmp_path):
         ConfigError, match=r"^seed_index: must be below 2, the seeds of folder = \S+, got 2$"
     ):
         run.load(stopped, learner=LEARNER, seed_index=2)
-    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
-        run.load(stopped, learner=LEARNER)
     with pytest.raises(ConfigError, match=r"^learner: must be left out: \S+ holds a run of"):
         run.load(finished("control", tmp_path / "run"), learner=LEARNER)
+
+
+def test_run_without_a_score_loads_its_latest_checkpoint(stopped, tmp_path):
+    assert run.load(stopped, learner=LEARNER).iteration == 2
+    scored = shutil.copytree(stopped, tmp_path / "run")
+    config = json.loads((scored / "config.json").read_text())
+    (scored / "config.json").write_text(json.dumps(config | {"score": "return"}))
+    with pytest.raises(ConfigError, match=r"^checkpoint: folder = \S+ holds no intact best"):
+        run.load(scored, learner=LEARNER)
 
 
 @pytest.mark.usefixtures("trace_only")

@@ -81,8 +81,8 @@ a learner resumes under other versions and is silent
   + notes=[]
 the functions of a loaded policy do not pickle
   run.experiment.policies: test_pickled_policies.py::test_policy_with_a_python_environment_pickles
-  - return type(self), self._arguments
-  + return object.__reduce__(self)
+  - rebuild=(acting_of, (config, state))
+  + rebuild=()
 a training state shows its arrays
   types: test_reprs.py::test_training_state_has_a_short_text
   - _record.__repr__ = short_repr
@@ -91,8 +91,75 @@ an error of a section has no prefix
   run.experiment.flags: test_flags.py::test_located_error_has_the_prefix_of_its_section
   - return ConfigError(join(prefix, error.field), error.message)
   + return error
+a saved policy has the variances of observations
+  control.acting: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike
+  - of_statistics(lambda each: each.std())
+  + of_statistics(lambda each: each.variance)
+an export of control is the first seed's
+  cli.export: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike[plain]
+  - acting_of(config, select_seed(state, options.seed_index))
+  + acting_of(config, select_seed(state))
+lines of gloo pass
+  run.devices.processes: test_processes.py::test_lines_of_others_pass_where_gloo_is_hidden
+  - if not GLOO.fullmatch(line):
+  + if True:
+a run without a score has no best checkpoint
+  run.experiment.earlier:
+    test_train_and_load.py::test_run_without_a_score_loads_its_latest_checkpoint
+  - kind = "latest"
+  + pass
+the final policy is another seed's
+  run.experiment.training: test_train_and_load.py::test_learner_leaves_command_files_and_resumes
+  - state, select=select_seed, settings
+  + state, select=lambda state: select_seed(state, -1), settings
+a given environment of gymnasium stands for all
+  run.host.vector_envs:
+    test_host_runs.py::test_own_environment_of_gymnasium_needs_no_registration[3]
+  - else copy.deepcopy(env)
+  + else env
+a function that returns one environment twice is accepted
+  run.host.vector_envs:
+    test_host_runs.py::test_gymnasium_objects_where_they_cannot_run_are_told_the_way
+  - if made is env:
+  + if False:
+a class of gymnasium has no time limit
+  run.host.vector_envs:
+    test_host_runs.py::test_own_environment_of_gymnasium_needs_no_registration[2]
+  - return made if limit is None else wrappers.TimeLimit(made, limit)
+  + return made
+a class of gymnasium is asked to return to a state
+  run.experiment.control:
+    test_host_runs.py::test_gymnasium_objects_where_they_cannot_run_are_told_the_way
+  - _require_trajectories(options, chosen_sampling(options))
+  + pass
+steps of a resumed run come from the problem
+  run.experiment.prepare:
+    test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
+  - stored.get("steps_per_iteration", known)
+  + known
+other steps have the unit of the problem
+  run.experiment.prepare:
+    test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
+  - if problem is not None and steps == known:
+  + if problem is not None:
+a vine counts its trunks alone
+  control.vine: test_train_and_load.py::test_problems_count_the_steps_that_commands_count
+  - steps, spaces = sizes.steps(branches), environment.spaces
+  + steps, spaces = num_envs * sizes.num_steps, environment.spaces
+a notebook keeps each line about progress
+  run.loop.progress: test_progress.py::test_notebook_updates_one_line_and_keeps_reports
+  - if self._in_place and not stays:
+  + if False:
+a quiet run shows its line in a notebook
+  run.loop.progress: test_progress.py::test_notebook_updates_one_line_and_keeps_reports
+  - kernel and not quiet, None
+  + kernel, None
+texts of a call in Python name flags
+  run.loop.progress: test_progress.py::test_texts_name_flags_only_in_a_command
+  - line = FLAG.sub("", line)
+  + pass
 a batch of observations is acted on with one random number
-  run.experiment.policies:
+  control.acting:
     test_own_objects.py::test_what_was_given_in_python_is_told_and_given_again
   - axes = (None, 0, None if key is None else 0)
   + keys, axes = key, (None, 0, None)
@@ -150,11 +217,11 @@ a name that a notebook imports is gone
   - def soft_overlong(
   + def overlong(
 a loaded policy forgets the statistics of observations
-  run.experiment.policies: test_acting.py::test_documented_lines_act_as_the_loaded_policy
+  control.acting: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike
   - actor.act(params, collector, *row)
   + actor.act(params, collector._replace(replicated={}), *row)
 an actor without memory reads raw observations
-  control.actor: test_acting.py::test_documented_lines_act_as_the_loaded_policy[plain]
+  control.actor: test_acting.py::test_policies_of_a_run_and_of_its_problem_act_alike[plain]
   - inputs = normalize(collector, observation)
   + inputs = observation
 a field is on no page

@@ -280,6 +280,14 @@ intervals of 90 % are called 95 %
     test_studies.py::test_intervals_hold_nineteen_of_twenty_resamples
   - TAILS = (2.5, 97.5)
   + TAILS = (5.0, 95.0)
+a worse run is called better with a small probability
+  cli.plot: test_plotting.py::test_probability_of_improvement_compares_with_first_run
+  - if probability < 0.5:
+  + if False:
+an area begins before a seed has a value
+  cli.plot: test_plotting.py::test_area_begins_where_every_seed_has_a_value
+  - firsts.append(step[present.argmax(axis=1)[present.any(axis=1)].max(initial=0)])
+  + firsts.append(step[0])
 a seed without a score disappears
   cli.plot: test_plotting.py::test_a_seed_without_a_number_counts_as_worst
   - statistics.worst_if_missing(_curve(run, metric)[1][:, -1])

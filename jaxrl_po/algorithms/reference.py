@@ -1,5 +1,6 @@
 """KL penalty to a frozen reference policy, in the rewards or (for `group_policy`) in the loss."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -78,6 +79,7 @@ def with_reference_kl(
             "sampling", "must be from the policy itself for a KL penalty: set num_branches above 1"
         )
 
+    @functools.wraps(inner.init)
     def init(key: jax.Array) -> TrainState:
         state = inner.init(key)
         if state.reference_params is not None:

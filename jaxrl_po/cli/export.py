@@ -1,12 +1,14 @@
-"""Writes the model that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
+"""Writes the policy that a run trained: `jaxrl-po export --run=runs/first --out=trained`.
 
-`transformers` and `--init_from` can read the folder; adapters are merged into the matrices. A
-parameter that training did not change keeps the dtype of the base model; a changed parameter is
-float32, which preserves the training result exactly.
+A run of `jaxrl-po control` gives `policy.npz`, arrays for `numpy.load`, see `ControlPolicy.save`.
+`transformers` and `--init_from` can read the folder of a run of `jaxrl-po language`; adapters are
+merged into the matrices. A parameter that training did not change keeps the dtype of the base
+model; a changed parameter is float32, which preserves the training result exactly.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ from jaxrl_po.config import NON_NEGATIVE, ConfigError, static
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import weights
 from jaxrl_po.run.devices.seeds import select_seed
-from jaxrl_po.run.experiment import earlier, flags, language, models
+from jaxrl_po.run.experiment import earlier, flags, language, models, policies
+from jaxrl_po.run.experiment.experiment import DOMAINS
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import PyTree
 
@@ -26,7 +29,11 @@ from jaxrl_po.types import PyTree
 class ExportOptions:
     """Options of an export."""
 
-    run: str = static("", "folder of a run of jaxrl-po language that began with a pretrained model")
+    run: str = static(
+        "",
+        "folder of a run of jaxrl-po control, or of a run of jaxrl-po language that began with a "
+        "pretrained model",
+    )
     out: str = static("", "the folder to write, new or empty")
     checkpoint: str = static(
         "best", f"checkpoint to write; {earlier.WHICH}", choices=earlier.CHECKPOINTS
@@ -74,11 +81,12 @@ def rounded_away(params: PyTree, base: PyTree, dtype: str) -> tuple[int, int]:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command `export`; returns the exit status."""
-    summary = "Writes the model of a run for transformers."
+    summary = "Writes the policy of a run for numpy, or the model of a run for transformers."
     options = flags.ask(argv, "jaxrl-po export", summary, ExportOptions)
     if options is None:
         return 0
-    config = earlier.read_config(language, "run", options.run)
+    domain, found = earlier.read_any(DOMAINS.values(), "run", options.run)
+    config: Any = found
     folder.require_name(options.out)
     out = Path(options.out)
     if not options.out:
@@ -86,6 +94,21 @@ def main(argv: Sequence[str]) -> int:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError("out", f"must be a folder that is new or empty, got {options.out}")
     earlier.require_seed("seed_index", options.seed_index, config.run.seeds, "run", options.run)
+    if domain is language:
+        return _export_model(config, out, options)
+    if options.dtype:
+        raise ConfigError("dtype", f"must be left out: {options.run} is a run of control")
+    _, iteration, state = earlier.state(domain, config, "run", options.run, options.checkpoint)
+    acting = policies.acting_of(config, select_seed(state, options.seed_index))
+    with folder.writing(out / "policy.npz"):
+        acting.save(out / "policy.npz")
+    print(f"{domain.title(config)}, seed {options.seed_index}, iteration {iteration}")
+    print(f"see {out / 'policy.npz'}")
+    return 0
+
+
+def _export_model(config: Any, out: Path, options: ExportOptions) -> int:
+    """Writes the folder of a language run's model; see `main`."""
     try:
         base = models.read_base(config.initial.pretrained, config.model)
         before = base and weights.read(base.files, base.model, dtype=None, place=models.on_host)

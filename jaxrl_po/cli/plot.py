@@ -51,8 +51,8 @@ class PlotOptions:
     )
     by: str = static(
         FINAL,
-        "score of a seed: its last value, or the mean of its curve over the steps that all runs "
-        "have, which is the area under it",
+        "score of a seed: its last value, or the mean of its curve, which is the area under it, "
+        "over the steps at which every seed of every run has a value",
         choices=(FINAL, AREA),
     )
     title: str = static("", "title of the curves; empty for the metric and where the runs were")
@@ -207,18 +207,35 @@ def scores_of(runs: Sequence[Run], metric: str, by: str) -> list[npt.NDArray[np.
     """
     if by == FINAL:
         return [final_values(run, metric) for run in runs]
-    curves = [_curve(run, metric) for run in runs]
-    first, last = max(step[0] for step, _ in curves), min(step[-1] for step, _ in curves)
-    if first >= last:
-        raise ConfigError(
-            "by", f"must be {FINAL}: the runs have no two steps of {metric} in common"
-        )
+    first, last = shared_steps(runs, metric)
     means = []
-    for step, values in curves:
+    for step, values in (_curve(run, metric) for run in runs):
         inside = np.array([first, *step[(step > first) & (step < last)], last], np.float64)
         lines = np.stack([np.interp(inside, step, each) for each in values])
         means.append(np.trapezoid(lines, inside, axis=1) / (last - first))
     return [statistics.worst_if_missing(mean) for mean in means]
+
+
+def shared_steps(runs: Sequence[Run], metric: str) -> tuple[float, float]:
+    """Returns the first step at which every seed of the runs has a value, and the last shared step.
+
+    A return has no value before the first episode of a seed ends. A seed that never has a value is
+    left out; its score is −∞.
+
+    Raises:
+      ConfigError: The runs do not share two steps.
+    """
+    curves = [_curve(run, metric) for run in runs]
+    firsts = []
+    for step, values in curves:
+        present = ~np.isnan(values)
+        firsts.append(step[present.argmax(axis=1)[present.any(axis=1)].max(initial=0)])
+    first, last = float(max(firsts)), float(min(step[-1] for step, _ in curves))
+    if first >= last:
+        raise ConfigError(
+            "by", f"must be {FINAL}: the runs have no two steps of {metric} in common"
+        )
+    return first, last
 
 
 def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
@@ -234,8 +251,12 @@ def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float
             probability = float(statistics.probability_of_improvement(mine, scores[0]))
             better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"
             p_value = f"{statistics.improvement_p_value(mine, scores[0]):.2g}"
-            said = f"{run.label} is better than {runs[0].label} with probability {better}"
-            sentences.append(f"{said}, p = {p_value}")
+            names, said = [run.label, runs[0].label], better
+            if probability < 0.5:  # in words the better run comes first
+                names.reverse()
+                said = f"{1.0 - probability:.2f} [{1.0 - high:.2f}, {1.0 - low:.2f}]"
+            named = " is better than ".join(names)
+            sentences.append(f"{named} with probability {said}, p = {p_value}")
         mean, lowest = f"{mine.mean():.4g}", f"{mine.min():.4g}"
         middle, seeds = statistics.with_interval(mine), statistics.seeds_with_score(mine)
         lines.append(line(run.label, seeds, mean, middle, lowest, better, p_value).rstrip())
@@ -260,6 +281,17 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     ]
     values = {name: [errors.spell(run.config[name]) for run in runs] for name in shared}
     return [f"{name}: {', '.join(x)}" for name, x in values.items() if len(set(x)) > 1]
+
+
+def unit_of(settings: Values) -> str:
+    """Returns the plural name of a step of a run.
+
+    Example:
+      >>> unit_of({"script": "control"}), unit_of({"script": "train", "unit": "completions"})
+      ('environment steps', 'completions')
+    """
+    unit: str = settings.get("unit") or UNITS.get(settings.get("script", ""), "steps")
+    return unit
 
 
 def is_tuned(run: Run) -> bool:
@@ -297,7 +329,7 @@ def save_figure(
 ) -> None:
     """Writes the figure with curves beside profiles; see `plotting.write_figure`, `PlotOptions`."""
     series = [Series(metric, run.label, run.rows) for run in runs]
-    units = dict.fromkeys(UNITS.get(run.config.get("script", ""), "steps") for run in runs)
+    units = dict.fromkeys(unit_of(run.config) for run in runs)
     unit, name = " or ".join(units), metrics.label(metric)
     where = "" if differ(runs) or not runs[0].place else f" on {runs[0].place}"
     with plotting.style():
@@ -351,7 +383,10 @@ def main(argv: Sequence[str]) -> int:
             (out / "table.txt").write_text(text, encoding="utf-8")
             draw(out / "plot.png")
         picture /= "plot.png"
-    how = "final" if options.by == FINAL else "mean over the steps that all runs have"
+    how = "final"
+    if options.by == AREA:
+        how = "mean over steps {:,.0f} to {:,.0f}, where every seed has a value,"
+        how = how.format(*shared_steps(runs, metric))
     print(f"{metric}, {how} of each seed", text, sep="\n", end="")
     if different := differing_settings(runs):
         print("the runs differ in", *different, sep="\n  ")

@@ -255,11 +255,12 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
     suite, _, name = source.name.partition(":")
     of_many = ("vectorization_mode", "num_threads")
     arguments = {key: value for key, value in source.arguments.items() if key not in of_many}
-    if suite != "gymnasium" and arguments:
+    if suite != "gymnasium" and arguments and source.make is None:
         return None, f"{', '.join(arguments)} of --env_params are arguments of {suite}"
     try:
         with quiet():
-            camera = Camera(gymnasium.make(name, render_mode="rgb_array", **arguments), seed)
+            make = source.make or functools.partial(gymnasium.make, name, **arguments)
+            camera = Camera(make(render_mode="rgb_array"), seed)
             seen = camera.reset()
             camera.picture()
     except Exception as error:  # any error of gymnasium: a package or a display may be missing

@@ -101,6 +101,8 @@ def as_problem(
     collect: Callable[..., Any],
     target: Target,
     *,
+    spaces: Spaces,
+    steps: int,
     on_policy: bool = True,
 ) -> Problem:
     """Returns the control problem of networks; networks with memory also set the field `actor`."""
@@ -119,6 +121,9 @@ def as_problem(
             else None
         ),
         target=target,
+        spaces=spaces,
+        steps=steps,
+        unit="environment steps",
     )
 
 

@@ -1,6 +1,7 @@
 """Defines environments as two pure functions, and the adapter to gymnax."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -88,6 +89,12 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         return env
     if isinstance(env, tuple):
         raise ConfigError("env", "must be the environment alone, as in gymnax.make(name)[0]")
+    if is_gymnasium(env):
+        raise ConfigError(
+            "env",
+            "must be in JAX, got an environment of gymnasium, which runs on the host: train it by "
+            "run.Experiment(env=…), with surrogate=… for a loss of your own",
+        )
     if isinstance(env, type):
         raise ConfigError("env", f"must be an environment, got a class: give {env.__name__}()")
     missing = [name for name in METHODS if not callable(getattr(env, name, None))]
@@ -119,6 +126,12 @@ def adapt(env: Any, env_params: Any = None) -> Environment:
         except Exception:  # stepping the environment raises the error again
             return adapted
     raise errors[0]
+
+
+def is_gymnasium(env: object) -> bool:
+    """Returns whether an object is a gymnasium environment, or a class of such environments."""
+    kind: Any = getattr(sys.modules.get("gymnasium"), "Env", ())  # gymnasium is not imported here
+    return isinstance(env, kind) or (isinstance(env, type) and issubclass(env, kind))
 
 
 def _from_gymnax(name: str, env: Any, params: Any) -> Environment:

@@ -119,7 +119,8 @@ def make_groups(
         batch = group_batch(nets, environment.spaces, params, trajectory, memories, group_size)
         return collector, batch
 
-    return as_problem(nets, init, collect, target)
+    steps = num_prompts * group_size * num_steps
+    return as_problem(nets, init, collect, target, spaces=environment.spaces, steps=steps)
 
 
 def group_batch(

@@ -155,7 +155,7 @@ def make_problem(
         collector, batch = rollout_batch(nets, statistics, spaces, params, collector, trajectory)
         return collector.add(sharded={ENVIRONMENTS: envs}), batch
 
-    return as_problem(nets, init, collect, target)
+    return as_problem(nets, init, collect, target, spaces=spaces, steps=num_envs * num_steps)
 
 
 def rollout_batch(

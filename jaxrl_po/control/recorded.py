@@ -163,7 +163,8 @@ def recorded_from_settings(
         after = unroll.forget(after, ~mask[:, -1])
         return with_critic_memory(collector, after), batch
 
-    return as_problem(nets, init, collect, target)
+    steps = settings.num_envs * settings.num_steps
+    return as_problem(nets, init, collect, target, spaces=spaces, steps=steps)
 
 
 def act(

@@ -154,7 +154,9 @@ def make_vine(
         sharded = {**collector.sharded, ENVIRONMENTS: envs}
         return collector._replace(sharded=sharded), batch
 
-    return as_problem(nets, init, collect, target, on_policy=num_branches > 0)
+    steps, spaces = sizes.steps(branches), environment.spaces
+    on_policy = num_branches > 0
+    return as_problem(nets, init, collect, target, spaces=spaces, steps=steps, on_policy=on_policy)
 
 
 def count_branches(num_actions: int, num_branches: int) -> int:

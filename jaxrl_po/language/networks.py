@@ -80,6 +80,7 @@ class LanguageNetworks(NamedTuple):
         `Problem`.
       grouped: `(inputs) -> inputs`, stores each prompt once per group; None to leave inputs
         unchanged, see `FastPaths`.
+      num_completions: number of completions (or dialogues) in one iteration.
     """
 
     model: Transformer
@@ -91,6 +92,7 @@ class LanguageNetworks(NamedTuple):
     linearizable: bool
     hidden_matrices: Callable[[ActorCritic], ActorCritic] | None
     grouped: Callable[[Sequences], Inputs] | None
+    num_completions: int
 
 
 def make_networks(
@@ -186,7 +188,8 @@ def make_networks(
     grouping = grouped if deep and group_size > 1 else None
     ours = all(type(each) is Transformer for each in (model, critic) if each is not None)
     hidden = hidden_in_both if ours else None
-    return LanguageNetworks(model, target, init, apply, value, exact, linear, hidden, grouping)
+    parts = model, target, init, apply, value, exact, linear, hidden, grouping
+    return LanguageNetworks(*parts, settings.num_prompts * group_size)
 
 
 def hidden_in_both(params: ActorCritic) -> ActorCritic:

@@ -172,6 +172,8 @@ def as_token_problem(
         hidden_matrices=networks.hidden_matrices,
         fast_paths=FastPaths(shorten and lengths.by_length(shorten), networks.grouped),
         target=networks.target,
+        steps=networks.num_completions,
+        unit="completions",
     )
 
 

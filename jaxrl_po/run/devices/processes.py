@@ -7,7 +7,11 @@ function of this module returns at once.
 """
 
 import contextlib
+import io
 import json
+import os
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -22,6 +26,10 @@ from jaxrl_po.run.errors import UsageError, spell
 
 Value = TypeVar("Value")
 ABSENT = "absent"
+GLOO = re.compile(
+    rb"(\s|\d|\[Gloo\] Rank|is connected to|peer ranks\.|"
+    rb"Expected number of connected peer ranks|is :)*"
+)
 
 
 def join_processes(
@@ -89,6 +97,31 @@ def join_processes(
             "found no cluster (SLURM, Kubernetes, TPU pod, Open MPI) to tell the rest: give "
             f"coordinator (host:port), num_processes and process_id ({error})",
         ) from None
+    hide_gloo()
+
+
+def hide_gloo() -> None:
+    """Drops the lines that Gloo writes to standard output, piece by piece and from C++.
+
+    Lines of other libraries and of child processes pass; Python's own output is not filtered.
+    """
+    stream, shown, (source, sink) = sys.stdout, os.dup(1), os.pipe()
+    if isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        raw: Any = getattr(stream.buffer, "raw", stream.buffer)
+        sys.stdout = io.TextIOWrapper(
+            type(raw)(os.dup(shown), "w"), stream.encoding, "replace", line_buffering=True
+        )
+    os.dup2(sink, 1)
+    os.close(sink)
+
+    def forward() -> None:
+        with open(source, "rb") as lines:
+            for line in lines:
+                if not GLOO.fullmatch(line):
+                    os.write(shown, line)
+
+    threading.Thread(target=forward, daemon=True).start()
 
 
 def is_multi_process() -> bool:

@@ -132,20 +132,31 @@ def default_sampling(options: ControlOptions) -> str:
     return GROUPS if options.entry.compares_groups else TRAJECTORIES
 
 
+def chosen_sampling(options: ControlOptions) -> str:
+    """Returns the name of the way to collect rollouts that the options choose."""
+    return default_sampling(options) if options.sampling == AUTO else options.sampling
+
+
 def sampling(options: ControlOptions) -> Sampling:
     """Returns the way to collect rollouts that the options choose."""
-    chosen = default_sampling(options) if options.sampling == AUTO else options.sampling
+    chosen = chosen_sampling(options)
     for name in ("critic", "actor_critic") if chosen != TRAJECTORIES else ():
         if vars(options)[name]:
             raise ConfigError(name, f"must be left out: sampling = {chosen} has no critic")
-    if vector_envs.is_host(options.env) and chosen != TRAJECTORIES:
+    if vector_envs.is_host(options.env):
+        _require_trajectories(options, chosen)
+    return SAMPLINGS[chosen]
+
+
+def _require_trajectories(options: ControlOptions, chosen: str) -> None:
+    """Raises ConfigError if rollouts return to earlier states, which the host cannot."""
+    if chosen != TRAJECTORIES:
         critics = ", ".join(name for name, entry in METHODS.items() if entry.has_critic)
         raise ConfigError(
             "env",
             f"{options.env} cannot return to a state, as sampling = {chosen} does: choose "
             f"sampling = {TRAJECTORIES} and one of {critics}, or an environment of gymnax",
         )
-    return SAMPLINGS[chosen]
 
 
 def tuned(
@@ -218,10 +229,13 @@ class World(NamedTuple):
 def open_world(config: ControlConfig) -> World:
     """Makes the environment that the options of a run name."""
     options = config.run
-    if not vector_envs.is_host(options.env):
-        env = control.adapt(suites.make_env(options.env, options.env_params))
+    find = vector_envs.find_source if vector_envs.is_host(options.env) else suites.make_env
+    source: Any = find(options.env, options.env_params)
+    if not isinstance(source, vector_envs.Source):
+        env = control.adapt(source)
         return World(env.spaces, env, None)
-    source = vector_envs.find_source(options.env, options.env_params)
+    options.require_host()
+    _require_trajectories(options, chosen_sampling(options))
     if source.max_steps is None:
         raise ConfigError(
             "env",

@@ -75,12 +75,17 @@ class ControlOptions(RunOptions):
                 f"must name an .npz file with algorithm = {supervised} and be left out with any "
                 f"other, got {self.demonstrations!r}",
             )
-        if self.demonstrations and vector_envs.is_host(self.env):
+        if vector_envs.is_host(self.env):
+            self.require_host()
+
+    def require_host(self) -> None:
+        """Raises ConfigError for an option that environments on the host do not have."""
+        if self.demonstrations:
             raise ConfigError(
                 "demonstrations", f"must be left out with env = {self.env}, which is not in JAX"
             )
         for name in ("distributed", "deterministic"):
-            if getattr(self, name) and vector_envs.is_host(self.env):
+            if getattr(self, name):
                 raise ConfigError(
                     name, f"must be off with env = {self.env}: its states cannot be saved"
                 )

@@ -156,13 +156,16 @@ def state_of(
       job: Job of the run, on one device.
       flag: Name of the flag that names the run's folder, for messages.
       run: Folder of the run.
-      kind: Name of the checkpoint, one of `CHECKPOINTS`.
+      kind: Name of the checkpoint, one of `CHECKPOINTS`; the best checkpoint of a run without a
+        score is the latest.
       optimizer: Whether to restore the optimizer state, which is None otherwise.
 
     Raises:
       ConfigError: The run has no intact checkpoint of that kind.
       CheckpointError: The checkpoint belongs to another learner.
     """
+    if not job.evaluation.score:  # no checkpoint is the best one
+        kind = "latest"
     like = jax.eval_shape(job.learner.init, job.start).with_frozen(None)
     like, without = (like, "") if optimizer else (like._replace(opt_state=None), ".opt_state")
     found = checkpoint.peek(Path(run) / "checkpoints" / kind, like, without=without)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po.config import ConfigError, with_field_docs
-from jaxrl_po.control import environment
-from jaxrl_po.control.actor import actor_of, play
+from jaxrl_po.control.acting import Acting
 from jaxrl_po.language import lora, sampling
 from jaxrl_po.language.dialogue import TaskLike
 from jaxrl_po.language.pretrained.text import TextTokenizer
@@ -23,11 +22,11 @@ from jaxrl_po.run.experiment import control, earlier, flags, language, models
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS, with_names
 from jaxrl_po.run.experiment.language_config import LanguageConfig
-from jaxrl_po.run.loop.job import Layout, Length, build_job
+from jaxrl_po.run.loop.job import Evaluation, Layout, Length, build_job
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
 from jaxrl_po.run.store.folder import read_settings
-from jaxrl_po.types import ActorCritic, CollectorState, Learner, PyTree, TrainState, short_repr
+from jaxrl_po.types import ActorCritic, Learner, TrainState, short_repr
 
 
 @with_field_docs
@@ -42,11 +41,13 @@ class ControlPolicy(NamedTuple):
       params: `ActorCritic` of one seed.
       act: `act(observation, key=None) -> action`, jitted; maps an observation of the environment
         `[*shape]`, or a batch of observations `[B, *shape]`, to actions in the environment's own
-        units. The action is the mode of the policy or, with a key (consumed), a sample.
+        units and bounds. The action is the mode of the policy or, with a key (consumed), a sample.
         Observations are normalised as in training. An observation of another shape raises
         ConfigError, as does a policy with memory; see `step`.
       start: Memory at the start of an episode; () for a policy without memory.
       step: `step(memory, observation, key=None) -> (memory, action)`, acts with any policy.
+      save: `save("policy.npz")`, writes parameters, statistics of observations and bounds of
+        actions as arrays, see `control.acting.Acting.save`.
     """
 
     settings: dict[str, Any]
@@ -55,6 +56,7 @@ class ControlPolicy(NamedTuple):
     act: Callable[..., jax.Array]
     start: Any
     step: Callable[..., tuple[Any, jax.Array]]
+    save: Callable[[str | Path], None]
 
     def __repr__(self) -> str:
         return describe_policy(self)
@@ -91,14 +93,23 @@ class LearnerState(NamedTuple):
       settings: Values of the arguments of `run.train`, by name.
       iteration: Iteration of the checkpoint.
       params: `ActorCritic` of one seed.
-      state: `TrainState` of one seed. Acting and evaluating also need `state.collector`, which
-        holds the statistics of observations.
+      state: `TrainState` of one seed. An evaluation also needs `state.collector`, which holds the
+        statistics of observations.
+      act: function as in `ControlPolicy`, if the learner was built by a method's `make` on a
+        control problem; `act`, `start` and `step` are lost when the record is pickled.
+      start: Memory at the start of an episode; () for a policy without memory.
+      step: function as in `ControlPolicy`.
+      save: function as in `ControlPolicy`.
     """
 
     settings: dict[str, Any]
     iteration: int
     params: ActorCritic
     state: TrainState
+    act: Callable[..., jax.Array]
+    start: Any
+    step: Callable[..., tuple[Any, jax.Array]]
+    save: Callable[[str | Path], None]
 
 
 LearnerState.__repr__ = short_repr  # type: ignore[method-assign]
@@ -140,7 +151,9 @@ def load(
 
     Args:
       folder: Folder of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
-      checkpoint: "best" (the highest mean score over seeds, the later of equals) or "latest".
+      checkpoint: "best" (the highest mean score over seeds, the later of equals), which is the
+        latest checkpoint if the run has no score; or "latest". The result's `iteration` tells which
+        checkpoint was read.
       seed_index: Index of one of the run's seeds, from 0.
       learner: Learner of a run of `run.train(learner, …)`, since the run's folder does not hold it.
       own: Flags of contents that the folder lacks: Python objects, such as `env`, and new paths of
@@ -167,9 +180,9 @@ def load(
     _, iteration, stacked = earlier.state(domain, config, "folder", str(folder), checkpoint)
     state, settings = select_seed(stacked, seed_index), flags.flatten(config.sections())
     if isinstance(config, ControlConfig):
-        collector = state.collector._replace(sharded={})  # drops environments, which `act` ignores
-        actor = _Acting(config, state.params, collector)
-        return ControlPolicy(settings, iteration, state.params, actor.act, actor.start, actor.step)
+        acting = acting_of(config, state)
+        functions = acting.act, acting.start, acting.step, acting.save
+        return ControlPolicy(settings, iteration, state.params, *functions)
     assert isinstance(config, LanguageConfig)
     generate = _Generating(config, state.params).generate
     return LanguagePolicy(settings, iteration, state.params, generate)
@@ -182,94 +195,39 @@ def _of_learner(learner: Learner, run: str, kind: str, seed_index: int) -> Learn
         raise ConfigError("learner", f"must be left out: {run} holds a run of {made}")
     layout = Layout(Placement(settings["seeds"], 1, 1))
     earlier.require_seed("seed_index", seed_index, settings["seeds"], "folder", run)
-    job = build_job(learner, layout, Length(0, 1), seed=settings["seed"])
+    evaluation = Evaluation(None, score=settings.get("score", ""))
+    job = build_job(learner, layout, Length(0, 1), seed=settings["seed"], evaluation=evaluation)
     try:
         iteration, stacked = earlier.state_of(job, "folder", run, kind)
     except CheckpointError as error:
         raise ConfigError("learner", f"must be the learner of the run in {run}: {error}") from None
     state = select_seed(stacked, seed_index)
-    return LearnerState(settings, iteration, state.params, state)
+    acting = Acting(learner.problem, state, settings=settings)
+    functions = acting.act, acting.start, acting.step, acting.save
+    return LearnerState(settings, iteration, state.params, state, *functions)
 
 
-class _Rebuilt:
-    """Functions of a policy, which pickle as the arguments that the functions are built from."""
-
-    _arguments: tuple[Any, ...]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self._arguments
-
-
-class _Acting(_Rebuilt):
-    """Builds the fields `act`, `start` and `step` of a `ControlPolicy`.
+def acting_of(config: ControlConfig, state: TrainState) -> Acting:
+    """Builds the functions of a `ControlPolicy`, which pickle as these arguments.
 
     Args:
       config: Settings of the run.
-      params: `ActorCritic` of one seed.
-      collector: `CollectorState` with the statistics of observations.
+      state: State of one seed; only the parameters and the statistics of observations are read.
     """
-
-    def __init__(self, config: ControlConfig, params: ActorCritic, collector: CollectorState):
-        self._arguments = config, params, collector
-        world = control.open_world(config)
-        problem, spaces = control.build_problem(config, world), world.spaces
-        actor = actor_of(problem)
-
-        @jax.jit
-        def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
-            row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
-            after, distribution = actor.act(params, collector, *row)
-            action = distribution.mode() if key is None else distribution.sample(key)
-            one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
-            return one[0], spaces.to_action(one[1])
-
-        self._choose, self._spaces, self._env = choose, spaces, config.run.env
-        self.start = jax.tree.map(lambda x: x[0], actor.start(1))
-
-    def _shapes_of(self, observation: PyTree) -> PyTree:
-        # A discrete observation is a number, which the policy reads as a one-hot vector.
-        return environment.shapes(jax.eval_shape(self._spaces.observe, observation))
-
-    def step(
-        self, memory: PyTree, observation: PyTree, key: jax.Array | None = None
-    ) -> tuple[PyTree, jax.Array]:
-        seen = self._shapes_of(observation)
-        expected = environment.shapes(self._spaces.observation)
-        if seen != expected:
-            given = environment.shapes(jax.tree.map(np.asarray, observation))
-            if isinstance(expected, list) and isinstance(given, list):
-                expected = expected[: len(expected) - (len(seen) - len(given))]
-            raise ConfigError(
-                "observation",
-                f"must have the shape {expected} of one observation of {self._env}, or for act of "
-                f"a batch of them, got {given}",
-            )
-        return self._choose(memory, observation, key)
-
-    def _is_batch(self, observation: PyTree) -> bool:
-        if self._shapes_of(observation) == environment.shapes(self._spaces.observation):
-            return False
-        if not all(map(np.ndim, jax.tree.leaves(observation))):
-            return False
-        first = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], each), observation)
-        return self._shapes_of(first) == environment.shapes(self._spaces.observation)
-
-    def act(self, observation: PyTree, key: jax.Array | None = None) -> jax.Array:
-        if jax.tree.leaves(self.start):
-            raise ConfigError(
-                "act",
-                "must be replaced by step for a policy with memory: memory, action = "
-                "policy.step(memory, observation), from policy.start",
-            )
-        if not self._is_batch(observation):
-            return self.step(self.start, observation, key)[1]
-        keys = None if key is None else jax.random.split(key, len(jax.tree.leaves(observation)[0]))
-        axes = (None, 0, None if key is None else 0)
-        return jax.vmap(self._choose, in_axes=axes)(self.start, observation, keys)[1]
+    problem = control.build_problem(config, control.open_world(config))
+    collector = state.collector._replace(sharded={})  # drops environments, which `act` ignores
+    state = state._replace(collector=collector, reference_params=None)
+    return Acting(
+        problem,
+        state,
+        name=config.run.env,
+        settings=flags.flatten(config.sections()),
+        rebuild=(acting_of, (config, state)),
+    )
 
 
-class _Generating(_Rebuilt):
-    """Builds the field `generate` of a `LanguagePolicy`; see `_Acting`."""
+class _Generating:
+    """Builds the field `generate` of a `LanguagePolicy`, which pickles as the arguments."""
 
     def __init__(self, config: LanguageConfig, params: ActorCritic):
         self._arguments = config, params
@@ -297,6 +255,9 @@ class _Generating(_Rebuilt):
             )
 
         self._complete, self._task, self._budget = complete, task, budget
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._arguments
 
     def generate(self, prompts: Sequence[str], key: jax.Array | None = None) -> list[str]:
         tokens, pad = _left_padded(prompts, self._task)

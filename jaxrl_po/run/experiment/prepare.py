@@ -177,7 +177,7 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
         shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
-        notes.append(f"with settings that suit it, which flags may replace: {shown}")
+        notes.append(f"with settings that suit it, which given ones replace: {shown}")
     if values["total_steps"] != done:
         notes.append(
             f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "
@@ -195,7 +195,7 @@ def prepare_learner(
     learner: Learner,
     iterations: int,
     *,
-    steps_per_iteration: int = 1,
+    steps_per_iteration: int | None = None,
     evaluate: Measure | None = None,
     score: str = "",
     watch: Sequence[str] = (),
@@ -216,7 +216,6 @@ def prepare_learner(
         known = list(inspect.signature(prepare_learner).parameters)[1:-1]
         raise ConfigError(name, f"is not an argument of train with a learner: {', '.join(known)}")
     iterations = check_size("iterations", iterations, NON_NEGATIVE)
-    steps_per_iteration = check_size("steps_per_iteration", steps_per_iteration)
     title = config_lib.static_value("title", title, str)
     if score and evaluate is None:
         raise ConfigError("evaluate", f"must be given where score = {score!r}")
@@ -228,11 +227,12 @@ def prepare_learner(
         config_lib.check_number(name, numbers[name], within, unit)
     stored = _stored_of_learner(output, iterations)
     before = stored.get("resolved", {})
+    steps, unit = steps_of(learner, steps_per_iteration, stored)
     every = numbers["log_every"] or stored.get("log_every") or max(1, iterations // LINES)
     lasting = {
         **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
-        "total_steps": iterations * steps_per_iteration,
-        "steps_per_iteration": steps_per_iteration,
+        "total_steps": iterations * steps,
+        **{"steps_per_iteration": steps, "unit": unit},
         "log_every": every,
         "score": score,
     }
@@ -242,10 +242,10 @@ def prepare_learner(
     job = build_job(
         learner,
         Layout(placement),
-        Length(iterations, steps_per_iteration, every, numbers["eval_every"]),
+        Length(iterations, steps, every, numbers["eval_every"]),
         seed=numbers["seed"],
         evaluation=Evaluation(evaluate, score=score),
-        display=Display(title, "iterations" if steps_per_iteration == 1 else "steps"),
+        display=Display(title, unit),
     )
     job = dataclasses.replace(job, host=Host(iterate=iterate))
     shown = choose_metrics(job, score, watch)
@@ -262,6 +262,20 @@ def prepare_learner(
     )
     settings = {"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)}
     return dataclasses.replace(job, display=display, output=output._replace(settings=settings))
+
+
+def steps_of(learner: Learner, given: int | None, stored: Values) -> tuple[int, str]:
+    """Returns the steps of one iteration and the plural name of a step.
+
+    Steps that are not given are those of the resumed run, or of the learner's problem.
+    """
+    problem = learner.problem
+    known = 1 if problem is None else problem.steps
+    steps = stored.get("steps_per_iteration", known) if given is None else given
+    steps = check_size("steps_per_iteration", steps)
+    if problem is not None and steps == known:
+        return steps, problem.unit
+    return steps, "iterations" if steps == 1 else "steps"
 
 
 def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_po.config import ConfigError, static_value
-from jaxrl_po.control.environment import Environment, adapt
+from jaxrl_po.control.environment import Environment, adapt, is_gymnasium
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import user_code
 from jaxrl_po.run.experiment.registry import SUITES
+from jaxrl_po.run.host import vector_envs
 from jaxrl_po.run.store import sources
 
 
@@ -118,6 +119,9 @@ def make_env(name: str, env_params: str = "") -> Any:
       env_params: JSON object with arguments of the suite's adapter, or with fields of the
         environment's `default_params`; or empty.
 
+    Returns:
+      An environment in JAX, or the `Source` of a user's environment with gymnasium's interface.
+
     Raises:
       ConfigError: the name is unknown, or the file or the arguments cannot be used.
     """
@@ -125,6 +129,8 @@ def make_env(name: str, env_params: str = "") -> Any:
         return (from_suite.__wrapped__ if sources.in_file(name) else from_suite)(name, env_params)
     if sources.is_source(name):
         env = user_code.make("env", name)
+        if is_gymnasium(env):
+            return vector_envs.own_source(name, user_code.load("env", name), env, env_params)
     else:
         gymnax = import_gymnax()
         errors.lookup("env", name, dict.fromkeys(gymnax.registered_envs))

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from jaxrl_po.config import ConfigError, Values, with_field_docs
+from jaxrl_po.control.acting import Acting
 from jaxrl_po.run.data.scoring import opened
 from jaxrl_po.run.devices import processes
+from jaxrl_po.run.devices.seeds import select_seed
 from jaxrl_po.run.errors import format_error
 from jaxrl_po.run.experiment import settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, read_experiment
@@ -43,6 +45,11 @@ class Trained(NamedTuple):
       folder: folder of the run; None for a run without a folder.
       interrupted: whether a signal arrived, even if too late to shorten the run; see `Interrupted`.
       stopped: reason why `on_row` ended the run early; empty if `on_row` did not.
+      act: `act(observation, key=None) -> action`, acts with the final policy of the first seed in
+        a control environment, see `ControlPolicy`; `run.load` returns the policy of another seed
+        or checkpoint. Raises ConfigError if the learner was not built by a method's `make`, or if
+        the record was pickled.
+      save: `save("policy.npz")`, writes the final policy of the first seed, see `ControlPolicy`.
     """
 
     state: TrainState
@@ -50,6 +57,8 @@ class Trained(NamedTuple):
     folder: Path | None
     interrupted: bool
     stopped: str = ""
+    act: Any = None
+    save: Any = None
 
 
 Trained.__repr__ = short_repr  # type: ignore[method-assign]
@@ -57,7 +66,11 @@ Trained.__repr__ = short_repr  # type: ignore[method-assign]
 
 @overload
 def train(  # noqa: D418
-    what: Experiment, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = ()
+    what: Experiment,
+    *,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Carries out an experiment."""
 
@@ -69,7 +82,7 @@ def train(  # noqa: D418
     *,
     seeds: int = 1,
     seed: int = 0,
-    steps_per_iteration: int = 1,
+    steps_per_iteration: int | None = None,
     evaluate: Measure | None = None,
     score: str = "",
     watch: Sequence[str] = (),
@@ -83,6 +96,7 @@ def train(  # noqa: D418
     iterate: Iterate | None = None,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Trains a user-defined learner."""
 
@@ -92,6 +106,7 @@ def train(
     *arguments: Any,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
     **options: Any,
 ) -> Trained:
     """Carries out an experiment, or trains a user-defined learner in the same way.
@@ -99,12 +114,13 @@ def train(
     All seeds are vmapped, and sharded over the devices if these divide the number of seeds.
 
     Args:
-      what: an `Experiment`, which takes no further arguments than `on_row` and `exporters`; or a
-        learner of one seed.
+      what: an `Experiment`, which takes no further arguments than `on_row`, `exporters` and
+        `quiet`; or a learner of one seed.
       iterations: total number of iterations, including earlier iterations of a resumed run.
       seeds: number of seeds, each an independent run.
       seed: base seed, which determines the random numbers of all seeds.
-      steps_per_iteration: environment steps (or completions) of one seed in one iteration.
+      steps_per_iteration: environment steps (or completions) of one seed in one iteration; None for
+        the steps of the learner's problem, or 1 if the problem is unknown.
       evaluate: `(params, collector, key) -> {name: array}`, evaluates one seed; the means of the
         arrays are logged. The key is the same at each evaluation. None to disable evaluations.
       score: name of the evaluated score that marks the best checkpoint; empty to keep only the
@@ -130,6 +146,7 @@ def train(
         error save the run.
       exporters: objects with the methods of `Exporter`, such as `run.TensorBoard()`, that receive
         each line of metrics. A resumed run needs its exporters again.
+      quiet: whether to print nothing about the progress of the run.
 
     Returns:
       The final state, the lines of metrics and the folder of the run.
@@ -163,7 +180,7 @@ def train(
         if not arguments and "iterations" not in options:
             raise ConfigError("iterations", "must be given with a learner")
         job = prepare_learner(what, *arguments, **options)
-        return run_job(job, on_row=on_row, exporters=exporters)
+        return run_job(job, on_row=on_row, exporters=exporters, quiet=quiet)
     if arguments or options:
         raise ConfigError(
             next(iter(options), "iterations"),
@@ -178,11 +195,16 @@ def train(
     job = prepare_experiment(domain, what.settings, asked)
     if on_row is not None and asked.distributed:
         raise ConfigError("on_row", "must be left out with distributed: it runs in one process")
-    return run_job(job, on_row=on_row, exporters=exporters)
+    return run_job(job, on_row=on_row, exporters=exporters, quiet=quiet)
 
 
 def resume(
-    out: str | Path, *, on_row: OnRow | None = None, exporters: Sequence[Exporter] = (), **more: Any
+    out: str | Path,
+    *,
+    on_row: OnRow | None = None,
+    exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
+    **more: Any,
 ) -> Trained:
     """Continues the run of an `Experiment` or a command in a folder.
 
@@ -190,6 +212,7 @@ def resume(
       out: folder of the run.
       on_row: function that receives each line, see `train`.
       exporters: further destinations of each line, see `train`.
+      quiet: whether to print nothing about the progress of the run.
       more: keywords of `Experiment` that may change, such as `total_steps`, which may grow.
 
     Raises:
@@ -197,7 +220,7 @@ def resume(
       Interrupted: an interrupt ended the run, see `train`.
     """
     experiment = read_experiment(str(out), **more)
-    return train(experiment, on_row=on_row, exporters=exporters)
+    return train(experiment, on_row=on_row, exporters=exporters, quiet=quiet)
 
 
 def prepare_experiment(domain: Domain[Any], given: Values, options: RunOptions) -> TrainJob:
@@ -225,6 +248,7 @@ def run_job(
     leave_early: bool = False,
     on_row: OnRow | None = None,
     exporters: Sequence[Exporter] = (),
+    quiet: bool = False,
 ) -> Trained:
     """Carries out a run and writes the results to the folder of the run.
 
@@ -233,6 +257,7 @@ def run_job(
       leave_early: Whether to return after a signal, too, as a command does; see `runner.run`.
       on_row: Function that receives each line of metrics; see `runner.run`.
       exporters: Further destinations of each line of metrics.
+      quiet: Whether to print nothing about progress.
 
     Raises:
       ConfigError: The folder is unusable or locked, or no checkpoint in the folder can be used.
@@ -258,7 +283,8 @@ def run_job(
             unit=display.unit,
             watch=sorted((x.metric for x in display.curves), key=lambda x: x != score),
             num_seeds=job.num_seeds,
-            quiet=not processes.is_writer(),
+            quiet=quiet or not processes.is_writer(),
+            flags=leave_early,
         )
         found = [*output.exporters, *exporters] if processes.is_writer() else ()
         start = display.title, output.settings, out if output.folder else None
@@ -287,7 +313,9 @@ def run_job(
     state = outcome.state
     if job.layout.placement.described:  # the state is on devices of the run's own client
         state = jax.device_put(state, jax.devices()[0])
-    trained = Trained(state, rows, where, interrupted, outcome.stopped)
+    acting = Acting(job.learner.problem, state, select=select_seed, settings=output.settings)
+    functions = acting.act, acting.save
+    trained = Trained(state, rows, where, interrupted, outcome.stopped, *functions)
     if interrupted and not leave_early:
         raise Interrupted(trained=trained)
     return trained

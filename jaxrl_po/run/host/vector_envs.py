@@ -4,6 +4,8 @@ Both EnvPool and gymnasium take one more step after an episode's end; the extra 
 action and returns the first observation of the next episode.
 """
 
+import copy
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +70,8 @@ class Source(NamedTuple):
       max_steps: time limit of an episode in steps; None without a limit.
       arguments: arguments of the environment in `--env_params`.
       open: `(seeds) -> Pool`, opens one environment per seed; errors are raised as `PoolError`.
+      make: `(**arguments) -> environment`, makes one environment of the user; None if a package
+        registers the environment by its name.
     """
 
     name: str
@@ -76,6 +80,7 @@ class Source(NamedTuple):
     max_steps: int | None
     arguments: Mapping[str, Any]
     open: Callable[[Sequence[int]], Pool]
+    make: Callable[..., Any] | None = None
 
 
 def is_host(name: str) -> bool:
@@ -183,17 +188,73 @@ def _gymnasium(name: str, inner: str, arguments: Json) -> Source:
     import gymnasium
     from gymnasium.vector import AutoresetMode
 
+    return _gymnasium_source(
+        name,
+        arguments,
+        lambda count: gymnasium.make_vec(
+            inner,
+            num_envs=count,
+            vector_kwargs={"autoreset_mode": AutoresetMode.NEXT_STEP},
+            **{"vectorization_mode": "sync", **arguments},
+        ),
+    )
+
+
+def own_source(name: str, found: Any, env: Any, env_params: str = "") -> Source:
+    """Returns the source of a user's environment with gymnasium's interface.
+
+    Args:
+      name: name of the environment, for messages.
+      found: class or function that makes an environment; or an environment, which is copied.
+      env: one environment that `found` made.
+      env_params: JSON object with arguments of the class or function, a time limit
+        `max_episode_steps`, and `vectorization_mode` (sync or async); or empty.
+
+    Raises:
+      ConfigError: the environment cannot be made or copied, or its spaces are not supported.
+    """
+    from gymnasium import vector, wrappers
+
+    arguments = errors.json_object("env_params", env_params or "{}")
+    limit = arguments.pop("max_episode_steps", None)
+    kinds = {"sync": vector.SyncVectorEnv, "async": vector.AsyncVectorEnv}
+    kind: Any = errors.lookup("env_params", str(arguments.pop("vectorization_mode", "sync")), kinds)
+    makes = isinstance(found, type) or inspect.isroutine(found)
+
+    def make(**further: Any) -> Any:
+        with quiet():
+            made = found(**{**arguments, **further}) if makes else copy.deepcopy(env)
+            if made is env:
+                raise ConfigError("env", f"{name} must make another environment in each call")
+            return made if limit is None else wrappers.TimeLimit(made, limit)
+
+    known = {} if limit is None else {"max_episode_steps": limit}
+    source = _gymnasium_source(
+        name,
+        {**arguments, **known},
+        lambda count: kind([make] * count, autoreset_mode=vector.AutoresetMode.NEXT_STEP),
+    )
+    return source._replace(make=make)
+
+
+def _gymnasium_source(name: str, arguments: Json, make_pool: Callable[[int], Any]) -> Source:
+    """Returns the source of gymnasium's vector environments.
+
+    Args:
+      name: name of the environment, for messages.
+      arguments: arguments of the environment.
+      make_pool: `(count) -> environments`, makes a vector environment.
+    """
+    from gymnasium.vector import AutoresetMode
+
     def make(count: int) -> Any:
         with quiet():
-            return gymnasium.make_vec(
-                inner,
-                num_envs=count,
-                vector_kwargs={"autoreset_mode": AutoresetMode.NEXT_STEP},
-                **{"vectorization_mode": "sync", **arguments},
-            )
+            return make_pool(count)
 
     try:
         one = make(1)
+    except ConfigError:
+        raise
     except Exception as error:  # an environment may lack a file, a display, a licence
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError("env", f"{name}: {said}") from error

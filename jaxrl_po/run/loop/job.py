@@ -377,7 +377,9 @@ def build_job(
 
     def stacked(learner: Learner) -> Learner:
         init, sample, update = over(learner, start=start)
-        return Learner(jax.jit(init), jax.jit(sample), jax.jit(update))
+        jitted = Learner(jax.jit(init), jax.jit(sample), jax.jit(update))
+        jitted.init.problem = learner.problem  # type: ignore[attr-defined]
+        return jitted
 
     def rebuild(rows: int, members: int, number: int) -> Learner | None:
         # A microbatch consists of some prompts with all their completions, or of some completions

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -18,6 +19,7 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.store.metrics import by_seed, label
 from jaxrl_po.types import Metrics, Row
 
+FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")  # beginning of a flag in a text
 EVERY = 5.0  # minimal seconds between two lines about the same phase
 SIGNAL, NONFINITE, KL = "signal", "frac_nonfinite", "kl"
 # Shares that show that an environment breaks its contract, with the text of the warning.
@@ -46,6 +48,7 @@ class Progress:
       watch: names of metrics to show if a line contains them, the score first.
       num_seeds: number of seeds that train side by side; steps and speed are shown per seed.
       quiet: whether to show nothing.
+      flags: whether texts name settings as flags (`--resume`), else as arguments (`resume`).
     """
 
     def __init__(
@@ -57,13 +60,18 @@ class Progress:
         watch: Sequence[str] = (),
         num_seeds: int = 1,
         quiet: bool = False,
+        flags: bool = True,
     ):
         self._title, self._total, self._unit = title, total_steps, unit
         self._watch = list(dict.fromkeys(watch))
         self._num_seeds = num_seeds
         self._shown: dict[str, float] = {}
         self._phase = "", 0.0  # name of the last phase that was reported, and its time
-        self._console = Console(quiet=quiet)
+        self._flags = flags
+        self._console = Console(quiet=quiet, force_jupyter=False)
+        # A notebook keeps each printed line: a line about progress is an output that is updated.
+        kernel = type(self._console.file).__module__.startswith("ipykernel")
+        self._in_place, self._output = kernel and not quiet, None
         # `isatty` instead of `is_terminal`, which is true for a file if FORCE_COLOR is set.
         self._live = self._console.file.isatty() and not self._console.is_dumb_terminal
         # On a narrow terminal the title and the text are cut off; the first metric, the bar and the
@@ -87,10 +95,23 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def report(self, line: str) -> None:
-        """Prints a line that stays on the screen."""
+    def report(self, line: str, *, stays: bool = True) -> None:
+        """Prints a line that stays on the screen, or in a notebook until the next line."""
+        if not self._flags:
+            line = FLAG.sub("", line)
+        if self._in_place and not stays:
+            self._update_output({"text/plain": line})
+            return
         shown = errors.wrapped(line) if self._live else line
         self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+    def _update_output(self, shown: Mapping[str, str]) -> None:
+        from IPython.display import display
+
+        if self._output is None:
+            self._output = display(shown, raw=True, display_id=True)
+        else:
+            self._output.update(shown, raw=True)
 
     def phase(self, name: str, detail: str = "", left: str = "") -> None:
         """Shows a phase outside the training itself, e.g. `compiling`.
@@ -108,7 +129,8 @@ class Progress:
             )
         elif not detail or name != self._phase[0] or time.monotonic() - self._phase[1] >= EVERY:
             self._phase = name, time.monotonic()
-            self.report(f"{self._title}: {', '.join(filter(None, [name, detail, left]))}")
+            line = f"{self._title}: {', '.join(filter(None, [name, detail, left]))}"
+            self.report(line, stays=False)
 
     def update(self, row: Row, seconds_left: float) -> None:
         """Shows one line of metrics, and the time left."""
@@ -139,7 +161,8 @@ class Progress:
                 left=left,
             )
         else:
-            self.report(f"{self._title}: {'  '.join(filter(None, [first, text, left]))}")
+            line = f"{self._title}: {'  '.join(filter(None, [first, text, left]))}"
+            self.report(line, stays=False)
 
 
 def _shrinks(ratio: int) -> Column:

@@ -118,10 +118,15 @@ def in_file(name: str) -> bool:
 def split_source(source: str) -> tuple[str, str]:
     """Splits the name of code into its file or module, and the name inside that file or module.
 
+    A leading `gymnasium:` is dropped, since the class itself tells whether it is gymnasium's.
+
     Example:
       >>> split_source("my_envs.py:suite:Corridor"), split_source("package.module:score")
       (('my_envs.py', 'suite:Corridor'), ('package.module', 'score'))
+      >>> split_source("gymnasium:my_envs.py:Corridor")
+      ('my_envs.py', 'Corridor')
     """
+    source = source.removeprefix("gymnasium:")
     place, _, name = source.rpartition(".py:" if in_file(source) else ":")
     return place + ".py" * in_file(source), name
 
