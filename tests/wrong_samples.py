@@ -271,9 +271,10 @@ the arms of P(better) exchanged
   - statistics.probability_of_improvement(*pair)
   + statistics.probability_of_improvement(*pair[::-1])
 the interval of the probability that the first run is better
-  cli.plot: test_plotting.py::test_probability_of_improvement_compares_with_first_run
-  - statistics.improvement_interval(mine, scores[0])
-  + statistics.improvement_interval(scores[0], mine)
+  run.store.statistics:
+    test_plotting.py::test_probability_of_improvement_compares_with_first_run
+  - improvement_interval(mine, scores[0])
+  + improvement_interval(scores[0], mine)
 intervals of 90 % are called 95 %
   run.store.statistics:
     test_metrics.py::test_intervals_hold_nineteen_of_twenty_resamples

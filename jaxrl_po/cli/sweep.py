@@ -15,17 +15,17 @@ alone. Sweeps found the settings in the files of `jaxrl_po/run/experiment/config
 import sys
 from collections.abc import Sequence
 
-from jaxrl_po.run.experiment import control, flags, settings, sweeping, training
+from jaxrl_po.run.experiment import control, flags, search_space, settings, sweeping, training
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command `sweep`; returns the exit status, which is 1 if an environment failed."""
     asks, words = flags.help_of(argv)
-    record = sweeping.RECORDS[control.NAME]
+    record = search_space.RECORDS[control.NAME]
     given = flags.tokenize(words, {"": record})
     if asks:
         single = {name: text for name, text in given.items() if "." not in name}
-        everything, command = flags.EVERYTHING in argv, ("sweep", sweeping.SUMMARY, record)
+        everything, command = flags.EVERYTHING in argv, ("sweep", search_space.SUMMARY, record)
         print(settings.format_usage(control, single, everything=everything, command=command))
         return 0
     try:

@@ -187,7 +187,8 @@ def save_sweep(
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     A complete grid of two settings, each with at least four numbers, is drawn as a heat map: one
-    pixel per seed of a combination, with a combination's seeds side by side, sorted by score.
+    pixel per seed of a combination, with a combination's seeds side by side, sorted by score. Two
+    drawn numbers are the axes of a map, where a dot's colour is the mean score of a combination.
 
     Args:
       rows: settings by name and scores of seeds `[S]` for each combination; the best combination
@@ -200,17 +201,18 @@ def save_sweep(
     if len(names) == 2 and _is_landscape(rows, *grid.values()):
         _save_landscape(rows, grid, y_label, path)
         return
+    drawn = [len(x) == len(rows) > 4 and math.isfinite(x[-1][0]) for x in grid.values()]
+    if len(names) == 2 and all(drawn):
+        _save_map(rows, y_label, path)
+        return
     with style():
         figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
         columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-        for axes, name in zip(columns, names, strict=True):
+        for axes, name, is_drawn in zip(columns, names, drawn, strict=True):
             ticks = sorted({values.get(name, "") for values, _ in rows}, key=_as_number)
             numbers = [_as_number(tick)[0] for tick in ticks]
-            drawn = len(ticks) == len(rows) > 4 and math.isfinite(max(numbers))
-            if drawn and min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter("")
+            if is_drawn:
+                _scale(axes, "x", numbers)
             # The best combination is drawn last, on top.
             for rank, (values, scores) in reversed(list(enumerate(rows))):
                 finite = np.asarray(scores, np.float64)
@@ -222,12 +224,16 @@ def save_sweep(
                 at = ticks.index(tick)
                 alike = [i for i, (each, _) in enumerate(rows) if each.get(name, "") == tick]
                 middle = (len(alike) - 1) / 2
-                x = numbers[at] if drawn else at + 0.5 * (alike.index(rank) - middle) / len(alike)
+                x = (
+                    numbers[at]
+                    if is_drawn
+                    else at + 0.5 * (alike.index(rank) - middle) / len(alike)
+                )
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
-            if not drawn:
+            if not is_drawn:
                 axes.set_xticks(range(len(ticks)), ticks)
-            if not drawn and sum(map(len, ticks)) > 30:
+            if not is_drawn and sum(map(len, ticks)) > 30:
                 axes.tick_params(axis="x", labelrotation=20)
             axes.set_xlabel(name)
         columns[0].set_ylabel(y_label)
@@ -265,6 +271,35 @@ def _save_landscape(
         what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
         write_figure(figure, path)
+
+
+def _save_map(
+    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], y_label: str, path: Path
+) -> None:
+    places = {name: np.array([_as_number(row[name])[0] for row, _ in rows]) for name in rows[0][0]}
+    means = np.array([np.mean(np.asarray(scores, np.float64)) for _, scores in rows])
+    scored, (x, y) = np.isfinite(means), places.values()
+    with style():
+        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        axes.scatter(x[~scored], y[~scored], color=QUIET, marker="x")
+        dots = axes.scatter(x[scored], y[scored], s=90, c=means[scored])
+        axes.scatter(x[:1], y[:1], s=220, facecolors="none", edgecolors=INK)
+        for which, (name, numbers) in zip("xy", places.items(), strict=True):
+            _scale(axes, which, numbers)
+            axes.set(**{f"{which}label": name})
+        figure.colorbar(dots, label=y_label)
+        what = "dot: mean of a combination; ring: the best; cross: a seed without a score"
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
+        write_figure(figure, path)
+
+
+def _scale(axes: Axes, which: str, numbers: Sequence[float] | npt.NDArray[np.float64]) -> None:
+    """Makes the axis `x` or `y` logarithmic if its numbers are positive and span a decade."""
+    if min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
+        axes.set(**{f"{which}scale": "log"})
+        getattr(axes, f"{which}axis").set_major_formatter("{x:g}")
+        getattr(axes, f"{which}axis").set_minor_formatter("")
 
 
 def _as_number(text: str) -> tuple[float, str]:
