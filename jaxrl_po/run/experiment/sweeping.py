@@ -214,7 +214,7 @@ def train_groups(
     """Trains the programs with a combination that `rows` lacks.
 
     Args:
-      rows: Results of combinations, to which new results are added, best first.
+      rows: Results of combinations, extended by new results and sorted, best first.
       groups: Combinations with their settings, by program.
       options: Options of the sweep.
       out: Folder with `sweep.json`, which is written after each program.

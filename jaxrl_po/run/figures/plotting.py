@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # prints a name unchanged, even with `$`, `_` or `\\`
 }
 PICTURES = (".png", ".pdf", ".svg")
+SweptRows = Sequence[tuple[Mapping[str, str], npt.ArrayLike]]  # settings and scores
 
 
 def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
@@ -181,9 +182,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def save_sweep(
-    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], y_label: str, path: Path
-) -> None:
+def save_sweep(rows: SweptRows, y_label: str, path: Path) -> None:
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     A complete grid of two settings, each with at least four numbers, is drawn as a heat map: one
@@ -198,12 +197,9 @@ def save_sweep(
     """
     names = list(rows[0][0]) or ["all"]
     grid = {name: sorted({_as_number(row.get(name, "")) for row, _ in rows}) for name in names}
-    if len(names) == 2 and _is_landscape(rows, *grid.values()):
-        _save_landscape(rows, grid, y_label, path)
-        return
     drawn = [len(x) == len(rows) > 4 and math.isfinite(x[-1][0]) for x in grid.values()]
-    if len(names) == 2 and all(drawn):
-        _save_map(rows, y_label, path)
+    if len(names) == 2 and (all(drawn) or _is_grid(rows, *grid.values())):
+        _save_landscape(rows, grid, y_label, path, draw=_draw_dots if all(drawn) else _draw_grid)
         return
     with style():
         figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
@@ -242,56 +238,54 @@ def save_sweep(
         write_figure(figure, path)
 
 
-def _is_landscape(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
+def _is_grid(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
     whole = len(rows) == math.prod(map(len, numbers)) and min(map(len, numbers)) >= 4
     return whole and all(math.isfinite(each[-1][0]) for each in numbers)
 
 
 def _save_landscape(
-    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]],
+    rows: SweptRows,
     numbers: Mapping[str, Sequence[tuple[float, str]]],
     y_label: str,
     path: Path,
+    *,
+    draw: Callable[..., tuple[Any, str]],
 ) -> None:
+    with style():
+        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        axes.set(**dict(zip(("xlabel", "ylabel"), numbers, strict=True)))
+        coloured, what = draw(axes, rows, numbers)
+        figure.colorbar(coloured, label=y_label)
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
+        write_figure(figure, path)
+
+
+def _draw_grid(
+    axes: Axes, rows: SweptRows, numbers: Mapping[str, Sequence[tuple[float, str]]]
+) -> tuple[Any, str]:
     (across, columns), (up, lines) = numbers.items()
     scores = {(values[across], values[up]): np.sort(np.ravel(each)) for values, each in rows}
     grid = [np.concatenate([scores[x, y] for _, x in columns]) for _, y in lines]
     seeds = len(grid[0]) // len(columns)
-    with style():
-        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
-        axes = figure.subplots()
-        image = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest")
-        axes.set_xticks(np.arange(len(columns)) * seeds + (seeds - 1) / 2, [x for _, x in columns])
-        axes.set_yticks(range(len(lines)), [y for _, y in lines])
-        axes.vlines(np.arange(1, len(columns)) * seeds - 0.5, -0.5, len(lines) - 0.5, color="white")
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
-        axes.grid(visible=False)
-        figure.colorbar(image, label=y_label)
-        what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
-        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write_figure(figure, path)
+    image = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest")
+    axes.set_xticks(np.arange(len(columns)) * seeds + (seeds - 1) / 2, [x for _, x in columns])
+    axes.set_yticks(range(len(lines)), [y for _, y in lines])
+    axes.vlines(np.arange(1, len(columns)) * seeds - 0.5, -0.5, len(lines) - 0.5, color="white")
+    axes.grid(visible=False)
+    return image, f"a pixel is a run: {seeds} seeds of each combination, sorted"
 
 
-def _save_map(
-    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], y_label: str, path: Path
-) -> None:
-    places = {name: np.array([_as_number(row[name])[0] for row, _ in rows]) for name in rows[0][0]}
+def _draw_dots(axes: Axes, rows: SweptRows, numbers: Iterable[str]) -> tuple[Any, str]:
+    x, y = (np.array([_as_number(row[name])[0] for row, _ in rows]) for name in numbers)
     means = np.array([np.mean(np.asarray(scores, np.float64)) for _, scores in rows])
-    scored, (x, y) = np.isfinite(means), places.values()
-    with style():
-        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
-        axes = figure.subplots()
-        axes.scatter(x[~scored], y[~scored], color=QUIET, marker="x")
-        dots = axes.scatter(x[scored], y[scored], s=90, c=means[scored])
-        axes.scatter(x[:1], y[:1], s=220, facecolors="none", edgecolors=INK)
-        for which, (name, numbers) in zip("xy", places.items(), strict=True):
-            _scale(axes, which, numbers)
-            axes.set(**{f"{which}label": name})
-        figure.colorbar(dots, label=y_label)
-        what = "dot: mean of a combination; ring: the best; cross: a seed without a score"
-        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write_figure(figure, path)
+    scored = np.isfinite(means)
+    axes.scatter(x[~scored], y[~scored], color=QUIET, marker="x")
+    dots = axes.scatter(x[scored], y[scored], s=90, c=means[scored])
+    axes.scatter(x[:1], y[:1], s=220, facecolors="none", edgecolors=INK)
+    _scale(axes, "x", x)
+    _scale(axes, "y", y)
+    return dots, "dot: mean of a combination; ring: the best; cross: a seed without a score"
 
 
 def _scale(axes: Axes, which: str, numbers: Sequence[float] | npt.NDArray[np.float64]) -> None:
