@@ -23,7 +23,7 @@ from jaxrl_po import __main__ as command_line
 from jaxrl_po import language as words
 from jaxrl_po.cli import evaluate, export, plot, render, report
 from jaxrl_po.run import errors
-from jaxrl_po.run.experiment import control, flags, language, registry, settings, sweeping
+from jaxrl_po.run.experiment import control, flags, language, registry, search_space, settings
 from jaxrl_po.run.store import metrics
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,7 @@ def flags_of():
         "jaxrl-po control": training_flags(control),
         "jaxrl-po language": training_flags(language),
     }
-    found["jaxrl-po sweep"] = training_flags(control) | fields_of(sweeping.ControlSweep)
+    found["jaxrl-po sweep"] = training_flags(control) | fields_of(search_space.ControlSweep)
     for command in (evaluate, export, plot, render, report):
         name_of = command.__name__.rpartition(".")[2]
         record = getattr(command, f"{name_of.capitalize()}Options")

@@ -20,7 +20,7 @@ from jaxrl_po.language import demonstrations
 from jaxrl_po.language.settings import Computation, SamplingSettings
 from jaxrl_po.run.experiment import control as control_command
 from jaxrl_po.run.experiment import language as language_command
-from jaxrl_po.run.experiment import language_config, sweeping
+from jaxrl_po.run.experiment import language_config, search_space
 from jaxrl_po.run.experiment.registry import METHODS, TASKS
 
 GOLDEN = Path(__file__).parent / "golden_flags.json"
@@ -37,7 +37,7 @@ def records():
     own = commands | {
         name: getattr(module, f"{name.capitalize()}Options") for name, module in OTHERS.items()
     }
-    own["sweep"] = sweeping.ControlSweep
+    own["sweep"] = search_space.ControlSweep
     parts = {
         "tools": language_config.ToolSettings,
         "model": language.ModelSettings,

@@ -250,7 +250,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     rows = json.loads((tmp_path / "s" / "sweep.json").read_text())
     by_rate = {row["flags"]["config.learning_rate"]: np.array(row["scores"]) for row in rows}
     assert all(scores.shape == (2, 2) for scores in by_rate.values())
-    still = by_rate["1e-9"]
+    still = by_rate[1e-9]
     # The policy does not change during the sweep.
     np.testing.assert_array_equal(still[:, 0], still[:, 1])
 

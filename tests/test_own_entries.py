@@ -19,6 +19,7 @@ from jaxrl_po.run.experiment import (
     flags,
     language_config,
     rewarding,
+    search_space,
     settings,
     suites,
     sweeping,
@@ -143,19 +144,19 @@ def test_digest_holds_the_numbers_of_a_loss(flag, make):
 def test_swept_settings_have_their_own_presets(tmp_path):
     """The presets of the transformer memory stop epochs early; the GRU has no presets."""
     given = {"network.memory": "gru,transformer", "env": "CartPole-v1", "out": str(tmp_path)}
-    texts = {name: sweeping.flags.FlagText(value) for name, value in given.items()}
-    options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
-    asked = sweeping.parse(control, texts, options)
-    groups = sweeping.group(control, asked, options, rounded=False)
+    texts = {name: flags.FlagText(value) for name, value in given.items()}
+    options = settings.options_of(search_space.ControlSweep, texts)
+    asked = search_space.parse(control, texts, options)
+    groups = sweeping.group(control, asked, search_space.combinations(asked, 0, 0))
     stops = {made.config.network.memory: made.config.method.early_stop for [(_, made)] in groups}
     assert stops == {"gru": False, "transformer": True}
 
 
 def test_swept_code_is_absolute(mine, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    texts = {"network.memory": sweeping.flags.FlagText("none,mine.py:Cell")}
-    options = sweeping.settings.options_of(sweeping.ControlSweep, texts)
-    asked = sweeping.parse(control, texts, options)
+    texts = {"network.memory": flags.FlagText("none,mine.py:Cell")}
+    options = settings.options_of(search_space.ControlSweep, texts)
+    asked = search_space.parse(control, texts, options)
     assert asked.swept == {"network.memory": ["none", f"{mine}Cell"]}
 
 

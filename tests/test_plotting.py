@@ -284,6 +284,24 @@ def test_grid_of_two_settings_is_a_heatmap(tmp_path, texts, monkeypatch):
     assert len(drawn) == 1  # a combination is missing from the grid, so that dots are drawn
 
 
+def test_two_drawn_numbers_are_a_map(tmp_path, texts, monkeypatch):
+    drawn, scatter = [], Axes.scatter
+    monkeypatch.setattr(
+        Axes, "scatter", lambda a, x, y, **k: drawn.append((x, y, k)) or scatter(a, x, y, **k)
+    )
+    rows = [
+        ({"rate": f"{10.0**-i:g}", "clip": f"{i / 10}"}, [0.0, -i if i < 5 else -np.inf])
+        for i in range(1, 6)
+    ]
+    plotting.save_sweep(rows, "score", tmp_path / "picture.svg")
+    (diverged, _, _), (rate, clip, dots), ring = drawn
+    assert (diverged, rate) == (pytest.approx([1e-5]), pytest.approx([0.1, 0.01, 1e-3, 1e-4]))
+    assert clip == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert dots["c"].tolist() == [-0.5, -1.0, -1.5, -2.0]
+    assert ring[:2] == (pytest.approx([0.1]), pytest.approx([0.1]))
+    assert {"rate", "clip", "score", "0.001"} <= set(texts)
+
+
 def test_undrawable_picture_is_one_line(tmp_path, capsys):
     with plotting.report_failure(tmp_path / "curves.png"):
         raise RuntimeError("no room\nfor it")

@@ -9,7 +9,7 @@ from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import UsageError
-from jaxrl_po.run.experiment import control, flags, language, registry, settings, sweeping
+from jaxrl_po.run.experiment import control, flags, language, registry, search_space, settings
 from jaxrl_po.run.experiment.experiment import Experiment
 from jaxrl_po.run.experiment.prepare import prepare
 
@@ -280,7 +280,9 @@ def test_transformer_memory_stops_early_unless_told(given, stored, stops):
 def test_a_sweep_has_the_defaults_of_its_memory():
     texts = {"network.memory": "transformer", "config.learning_rate": "1e-3,3e-4"}
     given = {name: flags.FlagText(text) for name, text in texts.items()}
-    assert sweeping.parse(control, given, sweeping.ControlSweep()).tuned["config.early_stop"]
+    assert search_space.parse(control, given, search_space.ControlSweep()).tuned[
+        "config.early_stop"
+    ]
 
 
 def test_decayed_run_is_not_extended(tmp_path, written_down):

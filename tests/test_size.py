@@ -4,25 +4,25 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 24_646,
-    "run layer code": 10_964,
-    "run layer files": 77,
-    "run layer import pairs": 347,
+    "library code": 25_059,
+    "run layer code": 11_206,
+    "run layer files": 78,
+    "run layer import pairs": 359,
     "folders of run/ in import cycles": 0,
-    "signatures with Any in the run layer": 102,
+    "signatures with Any in the run layer": 110,
     "records above 14 fields in the run layer": 0,
-    "modules of run/ with one importer": 14,
+    "modules of run/ with one importer": 15,
     "experiments code": 5_625,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
     "ppo's imports, files": 15,
-    "ppo's imports, code": 2_004,
+    "ppo's imports, code": 2_015,
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_497,
-    "test code": 41_937,
+    "docs words (studies aside)": 27_499,
+    "test code": 42_314,
 }
 
 

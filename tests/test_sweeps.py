@@ -1,5 +1,6 @@
 """Tests sweeps: their training, files, resumption and errors."""
 
+import csv
 import errno
 import json
 import os
@@ -18,8 +19,9 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import control, language, settings, sweeping
+from jaxrl_po.run.experiment import control, language, search_space, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
+from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
 from jaxrl_po.run.loop.programs import init_is_cheap
 from jaxrl_po.run.store import folder
@@ -65,7 +67,7 @@ def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
     assert len(rows) == 4
     assert {
         (row["flags"]["config.learning_rate"], row["flags"]["network.width"]) for row in rows
-    } == {(rate, width) for rate in ("1e-3", "1e-2") for width in ("4", "8")}
+    } == {(rate, width) for rate in (1e-3, 1e-2) for width in (4, 8)}
     for row in rows:
         assert np.asarray(row["scores"]).shape == (2, 2)
         assert row["steps"] == [128, 256]
@@ -73,7 +75,7 @@ def test_sweep_leaves_table_and_picture_and_resumes(tmp_path, capsys):
     assert len((out / "table.txt").read_text().splitlines()) == 5
     # Interrupted after the first program, the resumed sweep runs only the second program.
     (out / "sweep.json").write_text(
-        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
+        json.dumps([row for row in rows if row["flags"]["network.width"] == 4])
     )
     assert sweep.main([*arguments, "--resume"]) == 0
     assert "program 1" not in capsys.readouterr().out
@@ -120,7 +122,7 @@ def test_resumed_sweep_keeps_its_settings(tmp_path, swept, programs_run, monkeyp
     out = shutil.copytree(swept, tmp_path / "sweep")
     rows = json.loads((out / "sweep.json").read_text())
     (out / "sweep.json").write_text(
-        json.dumps([row for row in rows if row["flags"]["network.width"] == "4"])
+        json.dumps([row for row in rows if row["flags"]["network.width"] == 4])
     )
     assert sweep.main([*arguments, f"--out={out}", "--resume"]) == 0
     (group,) = programs_run
@@ -221,7 +223,7 @@ def test_sweep_compares_like_with_like(tmp_path, finished):
         for row in json.loads((finished("sweep", tmp_path / "both") / "sweep.json").read_text())
     }
     one = json.loads((tmp_path / "one/sweep.json").read_text())[0]["scores"]
-    assert both["1e-3"] == one != both["1e-2"]
+    assert both[1e-3] == one != both[1e-2]
 
 
 def test_sweep_trains_with_the_decay_of_runs(tmp_path, monkeypatch):
@@ -290,6 +292,16 @@ def test_sweep_that_cannot_write_says_resume(tmp_path, monkeypatch, programs_run
             r"config.learning_rate: must be uniform\(low,high\) with finite low .* got uniform",
         ),
         (["--draws=3", "--config.gamma=uniform(3,4)"], "config.gamma: must lie in"),
+        (["--confirm=2"], "^confirm: must be 0 without a searched flag, got 2"),
+        (
+            ["--config.epsilon_low=@config.epsilon_hihg", "--config.epsilon_high=0.1,0.2"],
+            r"^config.epsilon_low: must be @ and another searched flag, got @config.epsilon_hihg; "
+            r"did you mean config.epsilon_high\?",
+        ),
+        (
+            ["--config.gamma=@config.lambda_", "--config.lambda_=0.9"],
+            r"^config.gamma: must be @ and another searched flag, got @config.lambda_$",
+        ),
         (
             ["--draws=3", "--problem.num_envs=uniform(4,8)"],
             r"^problem.num_envs: must be choice\(a,b,…\), as its values are integers, got uniform",
@@ -372,14 +384,18 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
 
 
 def test_draws_follow_seed_and_lie_in_range():
-    asked = sweeping.SweepSpec(
+    asked = search_space.SweepSpec(
         {},
         {"config.gamma": ["0.9", "0.99"]},
         {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
         {},
     )
-    found = sweeping.combinations(asked, 200, 3)
-    assert found == sweeping.combinations(asked, 200, 3) != sweeping.combinations(asked, 200, 4)
+    found = search_space.combinations(asked, 200, 3)
+    assert (
+        found
+        == search_space.combinations(asked, 200, 3)
+        != search_space.combinations(asked, 200, 4)
+    )
     assert len(found) == 400
     rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
     assert rates.min() >= 1e-5
@@ -393,27 +409,27 @@ def test_draws_follow_seed_and_lie_in_range():
 
 
 def test_draws_keep_all_their_digits():
-    narrow = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
-    values = [float(each["config.gamma"]) for each in sweeping.combinations(narrow, 64, 0)]
+    narrow = search_space.SweepSpec({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
+    values = [float(each["config.gamma"]) for each in search_space.combinations(narrow, 64, 0)]
     assert len(set(values)) == 64
     assert 0.9995 <= min(values) <= max(values) <= 0.99999
 
 
 def test_a_sweep_of_earlier_keeps_its_draws():
-    asked = sweeping.SweepSpec({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
-    exact, rounded = (sweeping.combinations(asked, 3, 0, rounded=x) for x in (False, True))
+    asked = search_space.SweepSpec({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
+    exact, rounded = (search_space.combinations(asked, 3, 0, rounded=x) for x in (False, True))
     assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
         x["config.gamma"] for x in rounded
     ]
-    coin = sweeping.SweepSpec({}, {}, {"network.width": "choice(4,8)"}, {})
-    assert len(sweeping.combinations(coin, 6, 0, rounded=True)) == 6
+    coin = search_space.SweepSpec({}, {}, {"network.width": "choice(4,8)"}, {})
+    assert len(search_space.combinations(coin, 6, 0, rounded=True)) == 6
 
 
 def test_equal_combinations_are_searched_once():
-    coin = sweeping.SweepSpec(
+    coin = search_space.SweepSpec(
         {}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {}
     )
-    found = sweeping.combinations(coin, 6, 0)
+    found = search_space.combinations(coin, 6, 0)
     assert sorted(each["network.width"] for each in found) == ["4", "8"]
 
 
@@ -438,6 +454,76 @@ def test_python_sweep_draws_and_names_best(tmp_path, programs_run, capsys):
         ConfigError, match=r"^config.learning_rate: must be log_u.* got uniform\(0,1\)"
     ):
         run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)
+
+
+def test_tied_flag_has_the_value_of_its_flag():
+    ties = {"config.epsilon_low": ["@config.epsilon_high", "0.3"]}
+    clips = {"config.epsilon_high": "uniform(0.1,0.4)"}
+    found = search_space.combinations(search_space.SweepSpec({}, ties, clips, {}), 5, 0)
+    assert all(each["config.epsilon_low"] == each["config.epsilon_high"] for each in found[:5])
+    assert [each["config.epsilon_low"] for each in found[5:]] == ["0.3"] * 5
+
+
+def experiment_of(out):
+    sizes = {"problem.num_envs": 2}
+    return run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=out, over=sizes)
+
+
+def test_each_run_of_a_sweep_has_a_flat_row(tmp_path, programs_run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plotting, "save_sweep", lambda rows, *_: drawn.append(rows[0][0]))
+    over = {
+        "config.learning_rate": [1e-3, 1e-2],
+        "config.epsilon_low": "@config.epsilon_high",
+        "config.epsilon_high": [0.125, 0.25],
+    }
+    table = run.sweep(experiment_of(tmp_path), over=over).table()
+    ends = {"seed_index": 1, "score": pytest.approx(0.01)}
+    clips = {"config.epsilon_low": 0.125, "config.epsilon_high": 0.125}
+    assert len(table) == 8
+    assert table[1] == {"config.learning_rate": 0.01, **clips, **ends}
+    with (tmp_path / "sweep.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert [{name: float(x) for name, x in row.items()} for row in found] == table
+    assert drawn == [{"config.learning_rate": "0.01", "config.epsilon_high": "0.125"}]
+
+
+def test_sweep_with_numbers_as_texts_resumes(tmp_path, swept, programs_run):
+    """Sweeps of version 0.4.0 and before have texts in `sweep.json`."""
+    out = shutil.copytree(swept, tmp_path / "sweep")
+    rows = json.loads((out / "sweep.json").read_text())
+    texts = [row | {"flags": {x: str(y) for x, y in row["flags"].items()}} for row in rows]
+    (out / "sweep.json").write_text(json.dumps(texts))
+    found = sweeping.run_sweep(control, {"out": str(out), "resume": True})
+    assert (found.rows, programs_run) == (rows, [])
+
+
+def test_best_combination_is_confirmed_on_fresh_seeds(tmp_path, monkeypatch, capsys):
+    trained = []
+
+    def program(group, options, *_):
+        runs = [each.config.run for each in group]
+        rates = [round(float(each.config.method.learning_rate), 6) for each in group]
+        trained.append((rates, {(each.seed, each.seeds) for each in runs}))
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return scored(group, options)
+
+    monkeypatch.setattr(sweeping, "run_group", program)
+    over = {"config.learning_rate": [0.1, 0.2]}
+    with pytest.raises(run.Interrupted) as error:
+        run.sweep(experiment_of(tmp_path), over=over, confirm=4)
+    assert (len(error.value.swept.rows), error.value.swept.confirmed) == (2, [])
+    swept = run.sweep(experiment_of(tmp_path), over=over, resume=True)
+    first, killed, again = trained
+    assert first == ([0.1, 0.2], {(0, 2)})
+    assert killed == again
+    assert (again[0][0], again[1]) == (0.2, {(1, 4)})
+    assert [np.shape(row["scores"]) for row in swept.confirmed] == [(4, 3)] * 2
+    said = "best is better than default with probability 1.00 [0.58, 1.00], p = 0.03"
+    assert said in capsys.readouterr().out
+    run.sweep(experiment_of(tmp_path), over=over, resume=True)
+    assert len(trained) == 3
 
 
 def test_language_sweeps_refuse_rewards_on_the_host(tmp_path):

@@ -48,7 +48,7 @@ microbatches divide rows that are not learned from
   - (config.train_prompts or prompts, members)
   + (prompts, members)
 a resumed sweep takes the tuned settings of today
-  run.experiment.sweeping: test_sweeps.py::test_resumed_sweep_keeps_its_settings
+  run.experiment.search_space: test_sweeps.py::test_resumed_sweep_keeps_its_settings
   - spec = spec._replace(flags=spec.flags | found)
   + tuned = control.tuned(control.ControlOptions())
   +     spec = spec._replace(flags=spec.flags | found, tuned=tuned)
@@ -127,7 +127,7 @@ a reward model has a reference by the name of the method
   - issubclass(entry.Config, Epochs)
   + options.algorithm in ('ppo', 'ppo_penalty')
 a sweep has the defaults of another memory
-  run.experiment.sweeping: test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory
+  run.experiment.search_space: test_script_flags.py::test_a_sweep_has_the_defaults_of_its_memory
   - domain.tuned(*of_run)
   + domain.tuned(options, {}, initial)
 FORCE_COLOR puts cursor codes into files
@@ -139,17 +139,53 @@ all runs of a sweep have the settings of the first
   - for x in methods for _ in range
   + for x in methods[:1] * len(methods) for _ in range
 what is drawn log-uniformly is drawn uniformly
-  run.experiment.sweeping: test_sweeps.py::test_draws_follow_seed_and_lie_in_range
+  run.experiment.search_space: test_sweeps.py::test_draws_follow_seed_and_lie_in_range
   - np.exp(generator.uniform(np.log(low), np.log(high), count))
   + generator.uniform(low, high, count)
 draws are rounded to four digits
-  run.experiment.sweeping: test_sweeps.py::test_draws_keep_all_their_digits
+  run.experiment.search_space: test_sweeps.py::test_draws_keep_all_their_digits
   - f"{value:.4g}" if rounded else repr(float(value))
   + f"{value:.4g}"
 equal combinations are searched again
-  run.experiment.sweeping: test_sweeps.py::test_equal_combinations_are_searched_once
+  run.experiment.search_space: test_sweeps.py::test_equal_combinations_are_searched_once
   - every if rounded else list({tuple(each.items()): each for each in every}.values())
   + every
+a tie is a text
+  run.experiment.search_space: test_sweeps.py::test_tied_flag_has_the_value_of_its_flag
+  - untied(each | row) for each
+  + each | row for each
+a tie names a flag that has one value
+  run.experiment.search_space: test_sweeps.py::test_bad_sweeps_are_named_and_touch_nothing
+  - if name not in values and value[1:] not in values:
+  + if False:
+a tied flag is drawn in the picture of a sweep
+  run.experiment.sweeping: test_sweeps.py::test_each_run_of_a_sweep_has_a_flat_row
+  - if first[:1] == TIE and not more
+  + if False
+a table of runs leaves out seeds
+  run.experiment.sweeping: test_sweeps.py::test_each_run_of_a_sweep_has_a_flat_row
+  - for i, score in enumerate(final_scores(row["scores"]))
+  + for i, score in enumerate(final_scores(row["scores"])[:1])
+numbers of a sweep are texts
+  run.experiment.sweeping: test_sweeps.py::test_each_run_of_a_sweep_has_a_flat_row
+  - {name: made.given[name] for name in combination}
+  + dict(combination)
+a sweep whose numbers are texts is damaged
+  run.experiment.sweeping: test_sweeps.py::test_sweep_with_numbers_as_texts_resumes
+  - search_space.as_written(flags.current(row["flags"], sections))
+  + flags.current(row["flags"], sections)
+the best combination is confirmed on the seeds of the search
+  run.experiment.sweeping: test_sweeps.py::test_best_combination_is_confirmed_on_fresh_seeds
+  - "seed": options.seed + 1
+  + "seed": options.seed
+a confirmation compares the default with the best combination
+  run.experiment.sweeping: test_sweeps.py::test_best_combination_is_confirmed_on_fresh_seeds
+  - ordered = [scores[False], scores[True]]
+  + ordered = [scores[True], scores[False]]
+a map of two numbers shows the best seeds
+  run.figures.plotting: test_plotting.py::test_two_drawn_numbers_are_a_map
+  - np.mean(np.asarray(scores, np.float64))
+  + np.max(np.asarray(scores, np.float64))
 a run that is resumed from Python cannot grow
   run.experiment.experiment:
     test_train_and_load.py::test_an_experiment_leaves_what_its_command_leaves

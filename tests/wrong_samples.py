@@ -271,9 +271,10 @@ the arms of P(better) exchanged
   - statistics.probability_of_improvement(*pair)
   + statistics.probability_of_improvement(*pair[::-1])
 the interval of the probability that the first run is better
-  cli.plot: test_plotting.py::test_probability_of_improvement_compares_with_first_run
-  - statistics.improvement_interval(mine, scores[0])
-  + statistics.improvement_interval(scores[0], mine)
+  run.store.statistics:
+    test_plotting.py::test_probability_of_improvement_compares_with_first_run
+  - improvement_interval(mine, scores[0])
+  + improvement_interval(scores[0], mine)
 intervals of 90 % are called 95 %
   run.store.statistics:
     test_metrics.py::test_intervals_hold_nineteen_of_twenty_resamples
@@ -281,7 +282,7 @@ intervals of 90 % are called 95 %
   - TAILS = (2.5, 97.5)
   + TAILS = (5.0, 95.0)
 a worse run is called better with a small probability
-  cli.plot: test_plotting.py::test_probability_of_improvement_compares_with_first_run
+  run.store.statistics: test_plotting.py::test_probability_of_improvement_compares_with_first_run
   - if probability < 0.5:
   + if False:
 an area begins before a seed has a value

@@ -239,31 +239,9 @@ def shared_steps(runs: Sequence[Run], metric: str) -> tuple[float, float]:
 
 
 def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
-    """Returns a line per run (score, comparison with the first run), then comparisons in words."""
-    width = max(len(run.label) for run in runs)
-    line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
-    head = "IQM, 95 % interval", "lowest", "better than the first", "p"
-    lines, sentences = [line("", "seeds", "mean", *head)], list[str]()
-    for run, mine in zip(runs, scores, strict=True):
-        better = p_value = ""
-        if run is not runs[0] and run.place == runs[0].place:
-            low, high = statistics.improvement_interval(mine, scores[0])
-            probability = float(statistics.probability_of_improvement(mine, scores[0]))
-            better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"
-            p_value = f"{statistics.improvement_p_value(mine, scores[0]):.2g}"
-            names, said = [run.label, runs[0].label], better
-            if probability < 0.5:  # in words the better run comes first
-                names.reverse()
-                said = f"{1.0 - probability:.2f} [{1.0 - high:.2f}, {1.0 - low:.2f}]"
-            named = " is better than ".join(names)
-            sentences.append(f"{named} with probability {said}, p = {p_value}")
-        mean, lowest = f"{mine.mean():.4g}", f"{mine.min():.4g}"
-        middle, seeds = statistics.with_interval(mine), statistics.seeds_with_score(mine)
-        lines.append(line(run.label, seeds, mean, middle, lowest, better, p_value).rstrip())
-    if sentences:
-        method = "95 % score intervals (Newcombe 2006); p: two-sided permutation test over seeds"
-        lines += ["", *sentences, method]
-    return "\n".join(lines) + "\n"
+    """Returns `statistics.format_comparison` of runs on the environment or task of the first."""
+    comparable = [run.place == runs[0].place for run in runs]
+    return statistics.format_comparison([run.label for run in runs], scores, comparable)
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:

@@ -3,13 +3,12 @@
 Combinations that differ only in numbers of the method train vmapped, as one program.
 """
 
+import csv
 import dataclasses
-import itertools
 import json
 import math
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Setting, Values, setting_of
+from jaxrl_po.config import ConfigError, Json, Values, setting_of
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import control, flags, language, settings, user_code
-from jaxrl_po.run.experiment.control_config import ControlOptions
+from jaxrl_po.run.experiment import flags, search_space, settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
-from jaxrl_po.run.experiment.language_config import LanguageOptions
-from jaxrl_po.run.experiment.options import InitialModel, RunConfig, RunOptions, common_option
+from jaxrl_po.run.experiment.options import RunConfig, RunOptions
+from jaxrl_po.run.experiment.search_space import RECORDS, TIE, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -37,88 +35,11 @@ from jaxrl_po.run.store import folder, metrics, provenance, sources, statistics
 from jaxrl_po.types import Row
 
 PROGRAMS = "programs"  # folder of the runs of a sweep, one subfolder per program
-Combination = dict[str, str]
-DRAW = re.compile(r"(\w+) *\((.*)\)")
-DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
+CONFIRM = "confirm"  # folder in `programs` of the runs on fresh seeds, by the number of seeds
 EXACT = "exact_draws"  # entry in `config.json` if drawn values are not rounded
 
 Group = Sequence[Settings[RunConfig[Any]]]  # settings of the combinations of one program
-
-
-@config.record
-class Search:
-    """Options of the search that a sweep carries out."""
-
-    evaluations: int = common_option(
-        10,
-        "greedy evaluations of each run, at most; the score is the mean of the last three",
-        within=COUNT,
-    )
-    draws: int = common_option(
-        0,
-        "combinations that are drawn of the flags with a distribution, such as "
-        "--config.learning_rate=log_uniform(1e-5,1e-2), uniform(a,b) or choice(a,b,c)",
-        within=NON_NEGATIVE,
-    )
-
-
-@config.record
-class ControlSweep(Search, ControlOptions):
-    """Options of a sweep in control environments."""
-
-
-@config.record
-class LanguageSweep(Search, LanguageOptions):
-    """Options of a sweep of a language model."""
-
-
-Sweep = ControlSweep | LanguageSweep
-SUMMARY = (
-    "Searches hyperparameters: give a flag several values, separated by commas, or a distribution."
-)
-RECORDS: dict[str, type[Sweep]] = {control.NAME: ControlSweep, language.NAME: LanguageSweep}
-
-
-class SweepSpec(NamedTuple):
-    """Flags that a sweep was asked to search, and flags with one value.
-
-    Attributes:
-      flags: Values of the flags with one value, by flag name.
-      swept: Values, as written, of the flags with several values, by flag name.
-      drawn: Distributions, as written, of the flags that are drawn, by flag name.
-      tuned: Defaults of `jaxrl-po control` when the sweep started, by flag name.
-    """
-
-    flags: Json
-    swept: dict[str, list[str]]
-    drawn: dict[str, str]
-    tuned: Values
-
-    def settings(self, domain: Domain[Any], combination: Combination) -> Settings[RunConfig[Any]]:
-        """Returns the settings of one combination of values."""
-        options = settings.options_of(RECORDS[domain.NAME], self.flags)
-        initial = domain.initial_model(options)
-        sections = settings.sections_of(domain, options, initial)
-        for name, drawn in self.drawn.items():
-            prefix, _, field = name.rpartition(".")
-            default = getattr(sections.get(prefix), field, None)
-            if type(default) is int and not drawn.startswith("choice"):
-                raise ConfigError(
-                    name, f"must be choice(a,b,…), as its values are integers, got {drawn}"
-                )
-        texts = {name: flags.FlagText(value) for name, value in combination.items()}
-        given = flags.convert(self.flags | texts, sections)
-        # A value of a combination may choose other defaults than the defaults of the sweep.
-        whole, own = (
-            _defaults(domain, options, values, initial, sections) for values in (self.flags, given)
-        )
-        kept = {
-            name: value for name, value in self.tuned.items() if name in own or name not in whole
-        }
-        chosen = {name: value for name, value in own.items() if whole.get(name) != value}
-        layers = {"given": given, "tuned": kept | chosen}
-        records, origins = flags.merge_layers(sections, layers)
-        return Settings(domain.CONFIG.of_sections(records, initial), given, {}, origins, {})
+Groups = list[list[tuple[Json, Settings[RunConfig[Any]]]]]  # with the values of the combinations
 
 
 @config.with_field_docs
@@ -129,12 +50,26 @@ class SweepResult(NamedTuple):
       rows: Results of each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
       best: Values of the best combination by flag name, for all flags that were set or tuned.
       folder: Folder with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl` and,
-        after the end of the sweep, `table.txt` and `sweep.png`.
+        after the end of the sweep, `table.txt`, `sweep.csv` and `sweep.png`.
+      confirmed: Results on fresh seeds, better first, of the best combination and of the run
+        without the searched flags (empty `flags`); empty without `confirm`.
     """
 
     rows: list[Json]
     best: Json
     folder: Path
+    confirmed: Sequence[Json] = ()
+
+    def table(self) -> list[Json]:
+        """Returns the rows of `sweep.csv`: flags, `seed_index` and final `score` of each run.
+
+        `pandas.DataFrame` takes the rows.
+        """
+        return [
+            row["flags"] | {"seed_index": i, "score": float(score)}
+            for row in self.rows
+            for i, score in enumerate(final_scores(row["scores"]))
+        ]
 
     def __repr__(self) -> str:
         return f"SweepResult(rows=<{len(self.rows)} items>, best={self[1]!r}, folder={self[2]!r})"
@@ -147,8 +82,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
 
     Args:
       experiment: experiment with the folder `out` and the number of seeds of each combination.
-      over: list of values, or distribution of `draws` values as a text, by flag with a dot.
-      options: `evaluations`, `draws`, and keywords of `Experiment`.
+      over: list of values, or distribution of `draws` values or tie such as `@config.gamma` as a
+        text, by flag with a dot.
+      options: `evaluations`, `draws`, `confirm`, and keywords of `Experiment`.
 
     Raises:
       ConfigError: an argument is invalid, raised before training; the error names the argument.
@@ -194,18 +130,28 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
       RunError: The folder can no longer be written.
       NoAction, PoolError: See `runner.run`.
     """
-    record = RECORDS[domain.NAME]
-    options = settings.options_of(record, given)
+    options = settings.options_of(RECORDS[domain.NAME], given)
     stored = folder.inspect(options.out, resume=options.resume, overwrite=options.overwrite)
-    spec = resumed(domain, given, stored, options.out) if stored else parse(domain, given, options)
-    options = settings.options_of(record, spec.flags, spec.tuned)
+    spec = (
+        search_space.resumed(domain, given, stored, options.out)
+        if stored
+        else search_space.parse(domain, given, options)
+    )
+    options = options_of(domain, spec)
     sections = settings.sections_of(domain, options)
-    refuse(options, spec)
+    search_space.refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    groups = group(domain, spec, options, rounded=rounded)
+    found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
+    groups = group(domain, spec, found)
+    total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
+    if len(found) < total:
+        print(f"{len(found)} of {total} combinations are distinct; each trains once")
     with flags.locating(sections):
-        score = check_groups(domain, [[one for _, one in each] for each in groups], options)
+        score = check_groups(domain, groups, options)
+        if options.confirm:
+            fresh = on_fresh_seeds(spec, options)
+            check_groups(domain, group(domain, fresh, [{}]), options_of(domain, fresh))
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -223,61 +169,122 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
             print(line, flush=True)
         folder.write_settings(out, said | {"resolved": code})
         rows = done(out / "sweep.json", sections) if options.resume else []
+        confirmed = list[Json]()
         try:
-            for number, each in enumerate(groups, 1):
-                if all(combination in [row["flags"] for row in rows] for combination, _ in each):
-                    continue
-                title = f"program {number} of {len(groups)}"
-                place = out / PROGRAMS / str(number)
-                of_group = [one for _, one in each], options, place, title, domain
-                result, interrupted = (
-                    signals.in_thread(run_group, *of_group) if leave_early else run_group(*of_group)
+            train_groups(rows, groups, options, out, domain, leave_early=leave_early)
+            write_results(rows, spec, out, f"final {metrics.axis(score)}")
+            if options.confirm:
+                place = out / PROGRAMS / CONFIRM / str(options.confirm)
+                confirmed = done(place / "sweep.json", sections)
+                again = group(domain, fresh, [rows[0]["flags"], {}])
+                fresh_options = options_of(domain, fresh)
+                print(f"best combination and default on {options.confirm} fresh seeds", flush=True)
+                train_groups(
+                    confirmed, again, fresh_options, place, domain, leave_early=leave_early
                 )
-                scored = [
-                    {"flags": combination, **result, "scores": scores}
-                    for (combination, _), scores in zip(each, result["scores"], strict=True)
-                ]
-                rows = sorted([*rows, *scored], key=lambda row: -final_scores(row["scores"]).mean())
-                if interrupted:
-                    raise KeyboardInterrupt
-                folder.write_json(out / "sweep.json", rows)
-                shutil.rmtree(place / "checkpoints", ignore_errors=True)
-                print(
-                    f"{title}: {metrics.counted(len(each), 'settings')} × "
-                    f"{metrics.counted(options.seeds, 'seeds')}, {result['steps'][-1]:,} steps "
-                    f"each, {result['seconds']:.0f} s",
-                    flush=True,
-                )
-            (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
-            scores = [(row["flags"], final_scores(row["scores"])) for row in rows]
-            with plotting.report_failure(out / "sweep.png"):
-                axis = f"final {metrics.axis(score)}"
-                plotting.save_sweep(scores, axis, out / "sweep.png")
+                text = compare_with_default(confirmed)
+                (place / "table.txt").write_text(text, encoding="utf-8")
+                print(text, end="", flush=True)
         except KeyboardInterrupt:
-            swept = SweepResult(rows, best(domain, spec, rows, sections), out)
+            swept = SweepResult(rows, best(domain, spec, rows, sections), out, confirmed)
             raise Interrupted(swept=swept) from None
-    return SweepResult(rows, best(domain, spec, rows, sections), out)
+    return SweepResult(rows, best(domain, spec, rows, sections), out, confirmed)
 
 
-def group(
-    domain: Domain[Any], spec: SweepSpec, options: Sweep, *, rounded: bool
-) -> list[list[tuple[Combination, Settings[RunConfig[Any]]]]]:
-    """Groups the combinations, with their settings, by the program that they share.
+def options_of(domain: Domain[Any], spec: SweepSpec) -> Sweep:
+    """Returns the options of a sweep."""
+    options: Sweep = settings.options_of(RECORDS[domain.NAME], spec.flags, spec.tuned)
+    return options
+
+
+def on_fresh_seeds(spec: SweepSpec, options: Sweep) -> SweepSpec:
+    """Returns the sweep with `confirm` seeds, whose random numbers the search did not use."""
+    return spec._replace(flags=spec.flags | {"seeds": options.confirm, "seed": options.seed + 1})
+
+
+def train_groups(
+    rows: list[Json],
+    groups: Groups,
+    options: Sweep,
+    out: Path,
+    domain: Domain[Any],
+    *,
+    leave_early: bool,
+) -> None:
+    """Trains the programs with a combination that `rows` lacks.
 
     Args:
-      domain: Domain of the experiments.
-      spec: Flags and values of the sweep.
+      rows: Results of combinations, extended by new results and sorted, best first.
+      groups: Combinations with their settings, by program.
       options: Options of the sweep.
-      rounded: Whether draws are rounded as in an earlier version; see `combinations`.
+      out: Folder with `sweep.json`, which is written after each program.
+      domain: Domain of the experiments.
+      leave_early: Whether a signal ends the process.
+
+    Raises:
+      KeyboardInterrupt: A signal arrived; `rows` has the evaluations so far.
     """
-    found = combinations(spec, options.draws, options.seed, rounded=rounded)
-    total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
-    if len(found) < total:
-        print(f"{len(found)} of {total} combinations are distinct; each trains once")
-    groups: dict[str, list[tuple[Combination, Settings[RunConfig[Any]]]]] = {}
-    for combination in found:
+    for number, each in enumerate(groups, 1):
+        if all(combination in [row["flags"] for row in rows] for combination, _ in each):
+            continue
+        title = f"program {number} of {len(groups)}"
+        place = out / PROGRAMS / str(number)
+        of_group = [one for _, one in each], options, place, title, domain
+        result, interrupted = (
+            signals.in_thread(run_group, *of_group) if leave_early else run_group(*of_group)
+        )
+        rows += [
+            {"flags": combination, **result, "scores": scores}
+            for (combination, _), scores in zip(each, result["scores"], strict=True)
+        ]
+        rows.sort(key=lambda row: -final_scores(row["scores"]).mean())
+        if interrupted:
+            raise KeyboardInterrupt
+        out.mkdir(parents=True, exist_ok=True)
+        folder.write_json(out / "sweep.json", rows)
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+        print(
+            f"{title}: {metrics.counted(len(each), 'settings')} × "
+            f"{metrics.counted(options.seeds, 'seeds')}, {result['steps'][-1]:,} steps "
+            f"each, {result['seconds']:.0f} s",
+            flush=True,
+        )
+
+
+def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) -> None:
+    """Writes `table.txt`, `sweep.csv` and `sweep.png`, which leaves out tied flags."""
+    (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
+    table = SweepResult(rows, {}, out).table()
+    with (out / "sweep.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows({name: errors.spell(x) for name, x in row.items()} for row in table)
+    tied = {name for name, (first, *more) in spec.swept.items() if first[:1] == TIE and not more}
+    scores = [
+        (
+            {name: errors.spell(x) for name, x in row["flags"].items() if name not in tied},
+            final_scores(row["scores"]),
+        )
+        for row in rows
+    ]
+    with plotting.report_failure(out / "sweep.png"):
+        plotting.save_sweep(scores, y_label, out / "sweep.png")
+
+
+def compare_with_default(rows: Sequence[Json]) -> str:
+    """Returns the comparison of the best combination with the run without the searched flags."""
+    scores = {bool(row["flags"]): final_scores(row["scores"]) for row in rows}
+    ordered = [scores[False], scores[True]]
+    return statistics.format_comparison(["default", "best"], ordered, [True, True])
+
+
+def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) -> Groups:
+    """Groups combinations, with their values and settings, by the program that they share."""
+    groups: dict[str, list[tuple[Json, Settings[RunConfig[Any]]]]] = {}
+    for combination in combinations:
         made = spec.settings(domain, combination)
-        groups.setdefault(static_part(made.config), []).append((combination, made))
+        values = {name: made.given[name] for name in combination}
+        groups.setdefault(static_part(made.config), []).append((values, made))
     return list(groups.values())
 
 
@@ -293,96 +300,14 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
     return {name: settled[name] for name in varying}
 
 
-def parse(domain: Domain[Any], given: Values, options: RunOptions) -> SweepSpec:
-    """Returns the sweep that the given flags describe."""
-    initial = domain.initial_model(options)
-    sections = settings.sections_of(domain, options, initial)
-    kept, swept, drawn = split_flags(given, settings.fields_of(sections))
-    domain.require_known(options, kept, initial)
-    fixed = flags.convert(kept, sections)
-    tuned = _defaults(domain, options, fixed, initial, sections)
-    swept = {
-        name: [sources.absolute({name: value}).get(name, value) for value in values]
-        for name, values in swept.items()
-    }
-    return SweepSpec(fixed | sources.absolute(fixed), swept, drawn, tuned)
-
-
-def _defaults(
-    domain: Domain[Any],
-    options: RunOptions,
-    values: Values,
-    initial: InitialModel,
-    sections: flags.Sections,
-) -> Json:
-    """Returns tuned values and presets by flag name, for flags that have such values."""
-    of_run = options, values, initial
-    return flags.current({**domain.tuned(*of_run), **domain.presets(*of_run)}, sections)
-
-
-def resumed(domain: Domain[Any], given: Values, stored: Values, out: str) -> SweepSpec:
-    """Returns the sweep stored in a folder; given flags must equal the stored flags.
-
-    Args:
-      domain: Domain of the experiments.
-      given: Text or value of each given flag, by flag name.
-      stored: Content of the sweep's `config.json`.
-      out: Value of `--out`.
-
-    Raises:
-      ConfigError: A flag differs; the error names the first such flag, with both values.
-    """
-    if stored.get("script") != "sweep" or not set(SweepSpec._fields) <= set(stored):
-        raise ConfigError(
-            "resume", f"{out} must hold a sweep of this version of jaxrl-po sweep; choose another"
-        )
-    spec = SweepSpec(**{name: stored[name] for name in SweepSpec._fields})
-    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
-    if not all(isinstance(field, dict) for field in (*spec, code)):
-        raise ConfigError("resume", f"{Path(out) / folder.CONFIG} is damaged; choose another out")
-    found = sources.located(spec.flags, code, str(stored.get("out", "")), Path(out))
-    record = RECORDS[domain.NAME]
-    before = flags.current(spec.flags, {"": record}) | found
-    options = settings.options_of(record, given, before)
-    sections = settings.sections_of(domain, options)
-    spec = SweepSpec(*(flags.current(each, sections) for each in spec))
-    spec = spec._replace(flags=spec.flags | found)
-    again = parse(domain, given, options)
-    # Unlike the length of a run, the length of a sweep may not grow.
-    fields = {x: y for x, y in settings.fields_of(sections).items() if y.resume != "grows"}
-    now = {**again.flags, **again.swept, **again.drawn}
-    before = {**dict.fromkeys(now, "left out"), **spec.flags, **spec.swept, **spec.drawn}
-    folder.require_same(now, before | {"resolved": stored.get("resolved", {})}, fields, out)
-    return spec._replace(flags=spec.flags | again.flags)
-
-
-def refuse(options: Sweep, spec: SweepSpec) -> None:
-    """Raises ConfigError for flags that a sweep cannot have, or that have no effect in a sweep."""
-    for name, field in settings.fields_of({"": type(options)}).items():
-        if field.sweep == "absent" and spec.flags.get(name):
-            raise ConfigError(
-                name, "must be left out: a sweep is one process, which evaluates each run itself"
-            )
-    if spec.drawn and not options.draws:
-        raise ConfigError("draws", "must be at least 1 with a distribution, got 0")
-    if options.draws and not spec.drawn:
-        raise ConfigError(
-            "draws",
-            "must be left out without a distribution, e.g. "
-            f"config.learning_rate=log_uniform(1e-5,1e-2), got {options.draws}",
-        )
-    if not options.total_steps:
-        raise ConfigError("total_steps", "must be at least the steps of an iteration, got 0")
-
-
-def check_groups(domain: Domain[Any], groups: Sequence[Group], options: RunOptions) -> str:
+def check_groups(domain: Domain[Any], groups: Groups, options: RunOptions) -> str:
     """Returns the name of the score; raises the error of the first invalid combination."""
     for group in groups:
         placement = place_runs(options, len(group))
         if placement.cuts_params:
             raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world, alone = domain.open_world(group[0].config), Placement(1, 1, 1)
-        for each in group:
+        world, alone = domain.open_world(group[0][1].config), Placement(1, 1, 1)
+        for _, each in group:
             job = domain.build(settings.settle(domain, each, world), alone, world)
             if job.host.scorer is not None:
                 raise ConfigError("reward", "must be computed in the program of a sweep")
@@ -468,106 +393,11 @@ def done(path: Path, sections: flags.Sections) -> list[Json]:
     """Returns the rows of finished combinations; raises ConfigError for a damaged file."""
     try:
         rows: list[Json] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        present = [flags.current(row["flags"], sections) for row in rows]
-        written = [{name: errors.spell(x) for name, x in each.items()} for each in present]
-        return [row | {"flags": each} for row, each in zip(rows, written, strict=True)]
+        present = [search_space.as_written(flags.current(row["flags"], sections)) for row in rows]
+        values = [flags.convert(each, sections) for each in present]  # once, numbers were texts
+        return [row | {"flags": each} for row, each in zip(rows, values, strict=True)]
     except (KeyError, TypeError, ValueError):
         raise ConfigError("resume", f"{path} is damaged; choose another out") from None
-
-
-def split_flags(
-    given: Values, fields: Mapping[str, Setting]
-) -> tuple[Json, dict[str, list[str]], dict[str, str]]:
-    """Splits flags into flags with one value, flags with the values of a grid, and distributions.
-
-    Args:
-      given: Value of each flag, or text that may describe a search, by flag name.
-      fields: Metadata of each flag's field, by flag name; only some fields may vary in a sweep.
-
-    Example:
-      >>> fields = {name: Setting("") for name in ("config.gamma", "config.learning_rate")}
-      >>> rates = {"config.gamma": "0.9,0.99", "config.learning_rate": "uniform(0,1)"}
-      >>> split_flags({"seeds": 2} | {name: flags.FlagText(rates[name]) for name in rates}, fields)
-      ({'seeds': 2}, {'config.gamma': ['0.9', '0.99']}, {'config.learning_rate': 'uniform(0,1)'})
-
-    Raises:
-      ConfigError: A distribution is unknown; the message suggests the nearest name.
-    """
-    kept, swept, drawn = Json(), dict[str, list[str]](), dict[str, str]()
-    for name, value in given.items():
-        text = value if isinstance(value, flags.FlagText) else ""
-        found = DRAW.fullmatch(text.strip())
-        varies = name in fields and fields[name].sweep == "varies"
-        if varies and found:
-            if found[1] not in DISTRIBUTIONS:
-                close = errors.suggest(found[1], DISTRIBUTIONS)
-                close = "; did you mean choice?" if "int" in found[1] else close
-                raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
-            drawn[name] = text.replace(" ", "")
-        elif varies and "," in text:
-            swept[name] = text.split(",")
-        else:
-            kept[name] = value
-    return kept, swept, drawn
-
-
-def combinations(
-    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False
-) -> list[Combination]:
-    """Returns the distinct combinations of the values of the grid with the draws.
-
-    Args:
-      spec: Sweep with the grid and the distributions.
-      draws: Number of joint draws of all flags that have a distribution.
-      seed: Seed of the draws.
-      rounded: Whether draws have four digits and equal draws repeat, as in folders without `EXACT`.
-
-    Raises:
-      ConfigError: The bounds of a distribution are invalid.
-
-    Example:
-      >>> combinations(SweepSpec({}, {"config.gamma": ["0.9", "0.99"]}, {}, {}), 0, 0)
-      [{'config.gamma': '0.9'}, {'config.gamma': '0.99'}]
-    """
-    grid = [
-        dict(zip(spec.swept, values, strict=True))
-        for values in itertools.product(*spec.swept.values())
-    ]
-    generator = np.random.default_rng(seed)
-    columns = {
-        name: draw_values(name, written, draws, generator, rounded=rounded)
-        for name, written in spec.drawn.items()
-    }
-    rows: list[Combination] = [{}]
-    if columns:
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    every = [each | row for each in grid for row in rows]
-    return every if rounded else list({tuple(each.items()): each for each in every}.values())
-
-
-def draw_values(
-    name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
-) -> list[str]:
-    """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
-    found = DRAW.fullmatch(written)
-    assert found is not None
-    kind, values = found[1], found[2].split(",")
-    if kind == "choice":
-        return [values[i] for i in generator.integers(len(values), size=count)]
-    try:
-        low, high = map(float, values)
-        if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
-            raise ValueError
-    except ValueError:
-        positive = "0 < " * (kind == "log_uniform")
-        raise ConfigError(
-            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
-        ) from None
-    if kind == "uniform":
-        drawn = generator.uniform(low, high, count)
-    else:
-        drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
-    return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
 
 
 def static_part(config: RunConfig[Any]) -> str:
@@ -598,7 +428,7 @@ def format_table(rows: Sequence[Row]) -> str:
     for row in rows:
         scores = final_scores(row["scores"])
         numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
-        values = (f"{row['flags'].get(name, ''):>{len(name)}}" for name in names)
+        values = (f"{errors.spell(row['flags'].get(name, '')):>{len(name)}}" for name in names)
         seeds = f"{statistics.seeds_with_score(scores):>8}"
         lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # prints a name unchanged, even with `$`, `_` or `\\`
 }
 PICTURES = (".png", ".pdf", ".svg")
+SweptRows = Sequence[tuple[Mapping[str, str], npt.ArrayLike]]  # settings and scores
 
 
 def style(more: Mapping[str, Any] = MappingProxyType({})) -> AbstractContextManager[None]:
@@ -181,13 +182,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def save_sweep(
-    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]], y_label: str, path: Path
-) -> None:
+def save_sweep(rows: SweptRows, y_label: str, path: Path) -> None:
     """Writes a figure of a sweep: the score of every combination, against each swept setting.
 
     A complete grid of two settings, each with at least four numbers, is drawn as a heat map: one
-    pixel per seed of a combination, with a combination's seeds side by side, sorted by score.
+    pixel per seed of a combination, with a combination's seeds side by side, sorted by score. Two
+    drawn numbers are the axes of a map, where a dot's colour is the mean score of a combination.
 
     Args:
       rows: settings by name and scores of seeds `[S]` for each combination; the best combination
@@ -197,20 +197,18 @@ def save_sweep(
     """
     names = list(rows[0][0]) or ["all"]
     grid = {name: sorted({_as_number(row.get(name, "")) for row, _ in rows}) for name in names}
-    if len(names) == 2 and _is_landscape(rows, *grid.values()):
-        _save_landscape(rows, grid, y_label, path)
+    drawn = [len(x) == len(rows) > 4 and math.isfinite(x[-1][0]) for x in grid.values()]
+    if len(names) == 2 and (all(drawn) or _is_grid(rows, *grid.values())):
+        _save_landscape(rows, grid, y_label, path, draw=_draw_dots if all(drawn) else _draw_grid)
         return
     with style():
         figure = Figure(figsize=(3.6 * len(names) + 1.0, 3.8), layout="constrained", dpi=150)
         columns = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-        for axes, name in zip(columns, names, strict=True):
+        for axes, name, is_drawn in zip(columns, names, drawn, strict=True):
             ticks = sorted({values.get(name, "") for values, _ in rows}, key=_as_number)
             numbers = [_as_number(tick)[0] for tick in ticks]
-            drawn = len(ticks) == len(rows) > 4 and math.isfinite(max(numbers))
-            if drawn and min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter("")
+            if is_drawn:
+                _scale(axes, "x", numbers)
             # The best combination is drawn last, on top.
             for rank, (values, scores) in reversed(list(enumerate(rows))):
                 finite = np.asarray(scores, np.float64)
@@ -222,12 +220,16 @@ def save_sweep(
                 at = ticks.index(tick)
                 alike = [i for i, (each, _) in enumerate(rows) if each.get(name, "") == tick]
                 middle = (len(alike) - 1) / 2
-                x = numbers[at] if drawn else at + 0.5 * (alike.index(rank) - middle) / len(alike)
+                x = (
+                    numbers[at]
+                    if is_drawn
+                    else at + 0.5 * (alike.index(rank) - middle) / len(alike)
+                )
                 axes.vlines(x, finite.min(), finite.max(), color=colour, alpha=0.35, linewidth=1.2)
                 axes.plot(x, finite.mean(), "o", color=colour, markersize=5)
-            if not drawn:
+            if not is_drawn:
                 axes.set_xticks(range(len(ticks)), ticks)
-            if not drawn and sum(map(len, ticks)) > 30:
+            if not is_drawn and sum(map(len, ticks)) > 30:
                 axes.tick_params(axis="x", labelrotation=20)
             axes.set_xlabel(name)
         columns[0].set_ylabel(y_label)
@@ -236,35 +238,62 @@ def save_sweep(
         write_figure(figure, path)
 
 
-def _is_landscape(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
+def _is_grid(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
     whole = len(rows) == math.prod(map(len, numbers)) and min(map(len, numbers)) >= 4
     return whole and all(math.isfinite(each[-1][0]) for each in numbers)
 
 
 def _save_landscape(
-    rows: Sequence[tuple[Mapping[str, str], npt.ArrayLike]],
+    rows: SweptRows,
     numbers: Mapping[str, Sequence[tuple[float, str]]],
     y_label: str,
     path: Path,
+    *,
+    draw: Callable[..., tuple[Any, str]],
 ) -> None:
+    with style():
+        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
+        axes = figure.subplots()
+        axes.set(**dict(zip(("xlabel", "ylabel"), numbers, strict=True)))
+        coloured, what = draw(axes, rows, numbers)
+        figure.colorbar(coloured, label=y_label)
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
+        write_figure(figure, path)
+
+
+def _draw_grid(
+    axes: Axes, rows: SweptRows, numbers: Mapping[str, Sequence[tuple[float, str]]]
+) -> tuple[Any, str]:
     (across, columns), (up, lines) = numbers.items()
     scores = {(values[across], values[up]): np.sort(np.ravel(each)) for values, each in rows}
     grid = [np.concatenate([scores[x, y] for _, x in columns]) for _, y in lines]
     seeds = len(grid[0]) // len(columns)
-    with style():
-        figure = Figure(figsize=(8.0, 4.2), layout="constrained", dpi=150)
-        axes = figure.subplots()
-        image = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest")
-        axes.set_xticks(np.arange(len(columns)) * seeds + (seeds - 1) / 2, [x for _, x in columns])
-        axes.set_yticks(range(len(lines)), [y for _, y in lines])
-        axes.vlines(np.arange(1, len(columns)) * seeds - 0.5, -0.5, len(lines) - 0.5, color="white")
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
-        axes.grid(visible=False)
-        figure.colorbar(image, label=y_label)
-        what = f"a pixel is a run: {seeds} seeds of each combination, sorted"
-        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write_figure(figure, path)
+    image = axes.imshow(grid, origin="lower", aspect="auto", interpolation="nearest")
+    axes.set_xticks(np.arange(len(columns)) * seeds + (seeds - 1) / 2, [x for _, x in columns])
+    axes.set_yticks(range(len(lines)), [y for _, y in lines])
+    axes.vlines(np.arange(1, len(columns)) * seeds - 0.5, -0.5, len(lines) - 0.5, color="white")
+    axes.grid(visible=False)
+    return image, f"a pixel is a run: {seeds} seeds of each combination, sorted"
+
+
+def _draw_dots(axes: Axes, rows: SweptRows, numbers: Iterable[str]) -> tuple[Any, str]:
+    x, y = (np.array([_as_number(row[name])[0] for row, _ in rows]) for name in numbers)
+    means = np.array([np.mean(np.asarray(scores, np.float64)) for _, scores in rows])
+    scored = np.isfinite(means)
+    axes.scatter(x[~scored], y[~scored], color=QUIET, marker="x")
+    dots = axes.scatter(x[scored], y[scored], s=90, c=means[scored])
+    axes.scatter(x[:1], y[:1], s=220, facecolors="none", edgecolors=INK)
+    _scale(axes, "x", x)
+    _scale(axes, "y", y)
+    return dots, "dot: mean of a combination; ring: the best; cross: a seed without a score"
+
+
+def _scale(axes: Axes, which: str, numbers: Sequence[float] | npt.NDArray[np.float64]) -> None:
+    """Makes the axis `x` or `y` logarithmic if its numbers are positive and span a decade."""
+    if min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
+        axes.set(**{f"{which}scale": "log"})
+        getattr(axes, f"{which}axis").set_major_formatter("{x:g}")
+        getattr(axes, f"{which}axis").set_minor_formatter("")
 
 
 def _as_number(text: str) -> tuple[float, str]:

@@ -6,7 +6,7 @@ bootstrap interval around it, the probability of improvement and performance pro
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -213,6 +213,42 @@ def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int
     centre = ours.size * ranks.mean()
     far = np.abs(drawn - centre) >= np.abs(ranks[: ours.size].sum() - centre) - 1e-9
     return float((1 + far.sum()) / (1 + permutations))
+
+
+def format_comparison(
+    labels: Sequence[str], scores: Sequence[npt.NDArray[np.float64]], comparable: Sequence[bool]
+) -> str:
+    """Returns a line per run (score, comparison with the first run), then comparisons in words.
+
+    Args:
+      labels: Names of the runs.
+      scores: Scores of the seeds of each run, `[S]`.
+      comparable: Whether each run is compared with the first.
+    """
+    width = max(map(len, labels))
+    line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
+    head = "IQM, 95 % interval", "lowest", "better than the first", "p"
+    lines, sentences = [line("", "seeds", "mean", *head)], list[str]()
+    for i, (label, mine) in enumerate(zip(labels, scores, strict=True)):
+        better = p_value = ""
+        if i and comparable[i]:
+            low, high = improvement_interval(mine, scores[0])
+            probability = float(probability_of_improvement(mine, scores[0]))
+            better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"
+            p_value = f"{improvement_p_value(mine, scores[0]):.2g}"
+            names, said = [label, labels[0]], better
+            if probability < 0.5:  # in words the better run comes first
+                names.reverse()
+                said = f"{1.0 - probability:.2f} [{1.0 - high:.2f}, {1.0 - low:.2f}]"
+            named = " is better than ".join(names)
+            sentences.append(f"{named} with probability {said}, p = {p_value}")
+        mean, lowest = f"{mine.mean():.4g}", f"{mine.min():.4g}"
+        middle, seeds = with_interval(mine), seeds_with_score(mine)
+        lines.append(line(label, seeds, mean, middle, lowest, better, p_value).rstrip())
+    if sentences:
+        method = "95 % score intervals (Newcombe 2006); p: two-sided permutation test over seeds"
+        lines += ["", *sentences, method]
+    return "\n".join(lines) + "\n"
 
 
 def performance_profile(
