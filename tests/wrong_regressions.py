@@ -180,8 +180,8 @@ the best combination is confirmed on the seeds of the search
   + "seed": options.seed
 a confirmation compares the default with the best combination
   run.experiment.sweeping: test_sweeps.py::test_best_combination_is_confirmed_on_fresh_seeds
-  - ordered = [scores[False], scores[True]]
-  + ordered = [scores[True], scores[False]]
+  - [scores[False], scores[True]]
+  + [scores[True], scores[False]]
 a map of two numbers shows the best seeds
   run.figures.plotting: test_plotting.py::test_two_drawn_numbers_are_a_map
   - np.mean(np.asarray(scores, np.float64))

@@ -274,8 +274,7 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) ->
 def compare_with_default(rows: Sequence[Json]) -> str:
     """Returns the comparison of the best combination with the run without the searched flags."""
     scores = {bool(row["flags"]): final_scores(row["scores"]) for row in rows}
-    ordered = [scores[False], scores[True]]
-    return statistics.format_comparison(["default", "best"], ordered, [True, True])
+    return statistics.format_comparison(["default", "best"], [scores[False], scores[True]])
 
 
 def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) -> Groups:

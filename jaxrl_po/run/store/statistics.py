@@ -215,15 +215,12 @@ def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int
     return float((1 + far.sum()) / (1 + permutations))
 
 
-def format_comparison(
-    labels: Sequence[str], scores: Sequence[npt.NDArray[np.float64]], comparable: Sequence[bool]
-) -> str:
+def format_comparison(labels: Sequence[str], scores: Sequence[npt.NDArray[np.float64]]) -> str:
     """Returns a line per run (score, comparison with the first run), then comparisons in words.
 
     Args:
       labels: Names of the runs.
       scores: Scores of the seeds of each run, `[S]`.
-      comparable: Whether each run is compared with the first.
     """
     width = max(map(len, labels))
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
@@ -231,7 +228,7 @@ def format_comparison(
     lines, sentences = [line("", "seeds", "mean", *head)], list[str]()
     for i, (label, mine) in enumerate(zip(labels, scores, strict=True)):
         better = p_value = ""
-        if i and comparable[i]:
+        if i:
             low, high = improvement_interval(mine, scores[0])
             probability = float(probability_of_improvement(mine, scores[0]))
             better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"
