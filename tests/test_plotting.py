@@ -179,7 +179,7 @@ def test_area_begins_where_every_seed_has_a_value():
 
 
 def compared(runs, metric):
-    return plot.format_comparison(runs, metric)
+    return plot.format_comparisons(runs, metric)
 
 
 STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}

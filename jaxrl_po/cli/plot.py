@@ -234,7 +234,7 @@ def shared_steps(runs: Sequence[Run], metric: str) -> tuple[float, float]:
     return first, last
 
 
-def format_comparison(runs: Sequence[Run], metric: str, by: str = FINAL) -> str:
+def format_comparisons(runs: Sequence[Run], metric: str, by: str = FINAL) -> str:
     """Returns the comparison with the first run on each environment or task, as text.
 
     Args:
@@ -354,7 +354,7 @@ def main(argv: Sequence[str]) -> int:
     if 0 < (count := sum(map(is_tuned, runs))) < len(runs):
         names = ", ".join(run.label for run in runs if is_tuned(run))
         print(f"note: only {count} of {len(runs)} have tuned settings: {names}", file=sys.stderr)
-    text, picture = format_comparison(runs, metric, options.by), Path(options.out)
+    text, picture = format_comparisons(runs, metric, options.by), Path(options.out)
 
     def draw(path: Path) -> None:
         save_figure(runs, metric, path, by=options.by, title=options.title)
