@@ -448,7 +448,6 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     capfd.readouterr()
     assert main(free, "--resume", "--devices=2", "--total_steps=100") == 0
     assert (
-        "so numbers may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, "
-        "1 on each"
+        "so numbers may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, 1 on each"
     ) in capfd.readouterr().out
     assert [row["iteration"] for row in lines(free)] == [0, 5, 10]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import optax
 
-from jaxrl_po import config, variables
+from jaxrl_po import backend, config, variables
 from jaxrl_po.algorithms.actor_critic import Estimation
 from jaxrl_po.config import ConfigError, Json, PythonObject, Values
 from jaxrl_po.optimizers import Optimization
@@ -48,6 +48,7 @@ def load(flag: str, source: str) -> Any:
     place = split_source(source)[0]
     if not os.path.isfile(place):  # `Path.is_file` raises an error if a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
+    backend.split_cpu()
     with naming(flag, source):
         return workers.load_source(source)
 
