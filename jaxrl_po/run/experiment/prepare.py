@@ -232,7 +232,7 @@ def prepare_learner(
     lasting = {
         **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
         "total_steps": iterations * steps,
-        **{"steps_per_iteration": steps, "unit": unit},
+        "steps_per_iteration": steps,
         "log_every": every,
         "score": score,
     }
@@ -260,7 +260,7 @@ def prepare_learner(
         y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
         notes=provenance.note(provenance.differences(now, before)),
     )
-    settings = {"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)}
+    settings = {"script": TRAIN, **lasting, "unit": unit, "resolved": provenance.go_on(now, before)}
     return dataclasses.replace(job, display=display, output=output._replace(settings=settings))
 
 
