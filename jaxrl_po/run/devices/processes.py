@@ -108,11 +108,11 @@ def hide_gloo() -> None:
     exit, standard output is as before.
     """
     stream, shown, (source, sink) = sys.stdout, os.dup(1), os.pipe()
-    raw: Any = io.FileIO(shown, "w")
+    raw: Any = io.FileIO(shown, "w", False)
     with contextlib.suppress(OSError, AttributeError):  # a stream of a notebook or a test
         if stream.fileno() == 1:
             stream.flush()
-            raw = type(getattr(stream.buffer, "raw", stream.buffer))(shown, "w")
+            raw = type(getattr(stream.buffer, "raw", stream.buffer))(shown, "w", False)
             sys.stdout = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=True)
     os.dup2(sink, 1)
     os.close(sink)
