@@ -137,7 +137,9 @@ def acting_in(action_space):
     params, collector = problem.init(jax.random.key(0))
     seen = normalizer.merge_batch(normalizer.empty((2,)), jnp.array([[3.0, 1.0], [3.0, 2.0]]))
     collector = collector._replace(replicated={OBSERVATION_STATISTICS: seen})
-    state = TrainState(params, None, None, jnp.float32(0.0), collector, jax.random.key(0), jnp.int32(0))
+    state = TrainState(
+        params, None, None, jnp.float32(0.0), collector, jax.random.key(0), jnp.int32(0)
+    )
     return Acting(problem, state)
 
 

@@ -190,7 +190,7 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
 
 
 def test_lines_of_others_pass_where_gloo_is_hidden():
-    code = "import os, sys, time; early = sys.stdout; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
+    code = "import os, time; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
     code += "print('mine', flush=True); os.write(1, b'[Gloo] Rank 0 is connected to 1 \\n');"
     code += "time.sleep(0.5); os.system('echo a child; echo 42'); os.write(1, b'the end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -153,6 +153,11 @@ steps of a resumed run come from the problem
     test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
   - stored.get("steps_per_iteration", known)
   + known
+a resumed run forgets the unit of its steps
+  run.experiment.prepare:
+    test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem
+  - stored.get("unit", "iterations" if steps == 1 else "steps")
+  + "iterations" if steps == 1 else "steps"
 other steps have the unit of the problem
   run.experiment.prepare:
     test_train_and_load.py::test_steps_of_an_iteration_come_from_the_problem

@@ -275,7 +275,7 @@ def steps_of(learner: Learner, given: int | None, stored: Values) -> tuple[int, 
     steps = check_size("steps_per_iteration", steps)
     if problem is not None and steps == known:
         return steps, problem.unit
-    return steps, "iterations" if steps == 1 else "steps"
+    return steps, stored.get("unit", "iterations" if steps == 1 else "steps")
 
 
 def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:
