@@ -112,7 +112,8 @@ def hide_gloo() -> None:
     with contextlib.suppress(OSError, AttributeError):  # a stream of a notebook or a test
         if stream.fileno() == 1:
             stream.flush()
-            raw = type(getattr(stream.buffer, "raw", stream.buffer))(shown, "w", False)
+            kind: Any = type(getattr(stream.buffer, "raw", stream.buffer))
+            raw = kind(shown, "w", False)
             sys.stdout = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=True)
     os.dup2(sink, 1)
     os.close(sink)
