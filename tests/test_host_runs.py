@@ -1,12 +1,14 @@
 """Tests runs of the commands in environments on the host, and the ends of these runs."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -93,6 +95,37 @@ def test_own_environment_of_gymnasium_needs_no_registration(tmp_path, i):
         steps = [pool.step(np.array([0, 1])) for _ in range(4)]
     assert [step.reward.tolist() for step in steps] == [[0.0, 1.0]] * 3 + [[0.0, 0.0]]
     assert [step.truncated.all() for step in steps] == [False, False, True, False]
+
+
+class Sized(Fragile):
+    def __init__(self, size):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("env", "env_params", "expected"),
+    [
+        (Sized, '{"size": 2, "max_episode_steps": 3}', 3),
+        (functools.partial(Sized, 2), '{"max_episode_steps": 3}', 3),
+        (gymnasium.make("Pendulum-v1"), "", 200),
+    ],
+)
+def test_own_environment_takes_its_arguments_and_limit(env, env_params, expected):
+    settings = run.Experiment(env=env, env_params=env_params).read()
+    assert command.open_world(settings.config).source.max_steps == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "env_params", "message"),
+    [
+        (Fragile(), '{"size": 2, "max_episode_steps": 3}', ".* is an object, which takes no size$"),
+        (Fragile, '{"max_episode_steps": true}', "max_episode_steps must be a whole number"),
+        (SimpleNamespace(), '{"size": 2}', "must be left out: .* has no default_params$"),
+    ],
+)
+def test_unusable_arguments_of_an_own_environment_are_told(env, env_params, message):
+    with pytest.raises(ConfigError, match=f"^env_params: {message}"):
+        command.open_world(run.Experiment(env=env, env_params=env_params).read().config)
 
 
 def test_own_loss_trains_on_own_environment_of_gymnasium(tmp_path):

@@ -192,9 +192,9 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
 def test_lines_of_others_pass_where_gloo_is_hidden():
     code = "import os, time; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
     code += "print('mine', flush=True); os.write(1, b'[Gloo] Rank 0 is connected to 1 \\n');"
-    code += "os.system('echo a child'); time.sleep(1.0)"
+    code += "time.sleep(0.5); os.system('echo a child; echo 42'); os.write(1, b'the end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "mine\na child\n"
+    assert done.stdout == "mine\na child\n42\nthe end"
 
 
 def test_what_a_process_needs_is_told(pair):

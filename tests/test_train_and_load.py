@@ -87,6 +87,9 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
     assert json.loads((out / "summary.json").read_text())["steps"] == 128
 
 
+WRAPPED = Learner(lambda key: LEARNER.init(key), *LEARNER[1:])
+
+
 @pytest.mark.parametrize(
     ("learner", "given", "stored", "expected"),
     [
@@ -102,7 +105,8 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
             {},
             (32, control_command.UNIT),
         ),
-        (Learner(lambda key: LEARNER.init(key), *LEARNER[1:]), None, {}, (1, "iterations")),
+        (WRAPPED, None, {}, (1, "iterations")),
+        (WRAPPED, None, {"steps_per_iteration": 32, "unit": "dreams"}, (32, "dreams")),
     ],
 )
 def test_steps_of_an_iteration_come_from_the_problem(learner, given, stored, expected):

@@ -233,7 +233,7 @@ def prepare_learner(
     lasting = {
         **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
         "total_steps": iterations * steps,
-        **{"steps_per_iteration": steps, "unit": unit},
+        "steps_per_iteration": steps,
         "log_every": every,
         "score": score,
     }
@@ -261,7 +261,7 @@ def prepare_learner(
         y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
         notes=provenance.note(provenance.differences(now, before)),
     )
-    settings = {"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)}
+    settings = {"script": TRAIN, **lasting, "unit": unit, "resolved": provenance.go_on(now, before)}
     return dataclasses.replace(job, display=display, output=output._replace(settings=settings))
 
 
@@ -276,7 +276,7 @@ def steps_of(learner: Learner, given: int | None, stored: Values) -> tuple[int, 
     steps = check_size("steps_per_iteration", steps)
     if problem is not None and steps == known:
         return steps, problem.unit
-    return steps, "iterations" if steps == 1 else "steps"
+    return steps, stored.get("unit", "iterations" if steps == 1 else "steps")
 
 
 def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def load(flag: str, source: str) -> Any:
 
 
 def make(flag: str, source: str, advice: str = "") -> Any:
-    """Returns the result of calling a class or function without arguments, or any other object.
+    """Returns the result of calling a class, function or partial, or any other object.
 
     Args:
       flag: name of the flag, for messages.
@@ -65,7 +65,7 @@ def make(flag: str, source: str, advice: str = "") -> Any:
       UserCodeError: the object cannot be loaded or called; see `load`.
     """
     found = load(flag, source)
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
+    if not (isinstance(found, type | functools.partial) or inspect.isroutine(found)):
         return found
     with naming(flag, source, advice):
         return found()
