@@ -28,13 +28,25 @@ memory of sampling is a part of that of each update
   - floor=sampling.peak)
   + fixed=max(self.fixed, sampling.peak), floor=sampling.peak)
 a sweep chooses its microbatches
-  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
+  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches
   - if learned and not methods
   + if learned
-a sweep compiles its warm start at little effort
-  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
-  - method is not None and not methods
-  + method is not None
+a sweep repeats its warm start for each setting
+  run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
+  - start, seeds, times) if methods
+  + start, seeds * times, 1) if methods
+the settings of a seed have warm starts of other seeds
+  run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
+  - jnp.concatenate([x] * times)
+  + jnp.repeat(x, times, axis=0)
+devices that do not divide the seeds are left out
+  run.devices.parallel: test_sweeps.py::test_devices_that_do_not_divide_seeds_compute_copies
+  - copies = self.data_devices * self.seed_devices // devices
+  + copies = self.data_devices
+a sweep reads its models for each combination
+  run.experiment.sweeping: test_sweeps.py::test_a_program_of_a_sweep_reads_its_models_once
+  - job = build_group(domain, [one for _, one in group], options)
+  + job = [build_group(domain, [one], options) for _, one in group][-1]
 microbatches are chosen once
   run.loop.programs: test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one
   - dataclasses.replace(job, learner=learner)
