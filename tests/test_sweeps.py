@@ -80,7 +80,8 @@ def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
     together, (of_each, _) = begun(Placement(2 * seeds, devices, 1), methods)
     np.testing.assert_array_equal(of_each.learning_rate, np.repeat(rates, seeds))
     for x, y in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
-        np.testing.assert_array_equal(x, np.concatenate([y, y]))
+        # A program on one device and a program on several devices may add in different orders.
+        np.testing.assert_allclose(x, np.concatenate([y, y]), rtol=0, atol=1e-6 * (devices - 1))
 
 
 def test_devices_that_do_not_divide_seeds_compute_copies():
