@@ -507,6 +507,12 @@ def test_tied_flag_has_the_value_of_its_flag():
     assert [each["config.epsilon_low"] for each in found[5:]] == ["0.3"] * 5
 
 
+def test_blank_may_precede_a_tie():
+    given = {"config.gamma": flags_lib.FlagText("0.9, @config.lambda_")}
+    _, swept, _ = search_space.split_flags(given, {"config.gamma": config.Setting("")})
+    assert swept == {"config.gamma": ["0.9", "@config.lambda_"]}
+
+
 def experiment_of(out):
     sizes = {"problem.num_envs": 2}
     return run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=out, over=sizes)

@@ -166,6 +166,10 @@ a tie is a text
   run.experiment.search_space: test_sweeps.py::test_tied_flag_has_the_value_of_its_flag
   - untied(each | row) for each
   + each | row for each
+a tie after a blank is a text
+  run.experiment.search_space: test_sweeps.py::test_blank_may_precede_a_tie
+  - [each.strip() if TIE in each else each for each in text.split(",")]
+  + text.split(",")
 a tie names a flag that has one value
   run.experiment.search_space: test_sweeps.py::test_bad_sweeps_are_named_and_touch_nothing
   - if name not in values and value[1:] not in values:
