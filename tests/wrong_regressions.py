@@ -33,8 +33,8 @@ a sweep chooses its microbatches
   + if learned
 a sweep repeats its warm start for each setting
   run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
-  - start, seeds, times) if methods
-  + start, seeds * times, 1) if methods
+  - x[: len(x) // times]
+  + x
 the settings of a seed have warm starts of other seeds
   run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
   - jnp.concatenate([x] * times)

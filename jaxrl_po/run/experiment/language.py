@@ -127,10 +127,8 @@ def build(
         assert config.warm_start is not None
 
         def of_warm_start(warm_start: object) -> Learner:
-            of_method = functools.partial(learner_of, warm_start=warm_start)
-            if not methods:
-                return of_method(config.method)
-            return with_settings(of_method, alone=not given)
+            own = functools.partial(learner_of, warm_start=warm_start)
+            return with_settings(own, alone=not given) if methods else own(config.method)
 
         warm = split_warm_start(of_warm_start, config.warm_start, task, start.policy)
     prompts = "" if data is None else models.digest_base(plain_data(data), None)

@@ -366,15 +366,15 @@ def build_job(
     shown = evaluation.examples and select_first_seed(evaluation.examples, evaluation_key)
     evaluation = evaluation._replace(key=evaluation_key, examples=None if methods else shown)
     placement, times = layout.placement, max(1, len(methods))
-    seeds = placement.num_seeds // times
-    indices = list(range(seeds)) * times
+    alone = placement.of_seeds(placement.num_seeds // times)
+    indices = list(range(alone.num_seeds)) * times
     start: Any = 0 if given is None else (0, None)
     over = functools.partial(
         parallel.over_devices, placement=placement, axes=layout.axes, dtype=dtype
     )
     keys: PyTree = _fold_in(layout.replicated)(training_key, jnp.array(indices))
     if methods:
-        each = [config.as_arrays(x) for x in methods for _ in range(seeds)]
+        each = [config.as_arrays(x) for x in methods for _ in range(alone.num_seeds)]
         keys = keys, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
     def stacked(learner: Learner) -> Learner:
@@ -396,15 +396,12 @@ def build_job(
         assert learner_of is not None
         learner = with_settings(learner_of, alone=given is None)
     if warm is not None:
-        each_seed = functools.partial(
-            parallel.each_seed, placement=placement.of_seeds(seeds), axes=layout.axes
-        )
-        warm = warm._replace(
-            begin=each_seed(warm.begin, in_axes=(start,)),
-            advance=each_seed(warm.advance, in_axes=(0, None, None)),
-            init=over(learner._replace(init=warm.init), start=(start, 0)).init,
-        )
-        warm = share_warm_start(warm, start, seeds, times) if methods else warm
+        each_seed = functools.partial(parallel.each_seed, placement=alone, axes=layout.axes)
+        begin = each_seed(warm.begin, in_axes=(start,))
+        advance = each_seed(warm.advance, in_axes=(0, None, None))
+        init = over(learner._replace(init=warm.init), start=(start, 0)).init
+        warm = WarmStartProgram(warm.settings, begin, advance, init)
+        warm = share_warm_start(warm, start, times) if methods else warm
     return TrainJob(
         learner=stacked(learner),
         keys=keys,
@@ -423,20 +420,17 @@ def build_job(
     )
 
 
-def share_warm_start(
-    warm: WarmStartProgram, axes: PyTree, seeds: int, times: int
-) -> WarmStartProgram:
+def share_warm_start(warm: WarmStartProgram, axes: PyTree, times: int) -> WarmStartProgram:
     """Returns the warm start of `times` settings that begin with the same fitted parameters.
 
     Args:
       warm: Warm start whose `begin` takes the first setting, and whose `init` takes all settings.
       axes: Prefix tree of the argument of `Learner.init`: 0 if leaves lead with the seeds.
-      seeds: Number of seeds of each setting.
       times: Number of settings.
     """
 
     def begin(start: PyTree) -> WarmStartState:
-        return warm.begin(map_stacked(axes, lambda x: x[:seeds], start))
+        return warm.begin(map_stacked(axes, lambda x: x[: len(x) // times], start))
 
     def init(pair: tuple[PyTree, PyTree]) -> TrainState:
         start, params = pair
