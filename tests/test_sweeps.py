@@ -1,14 +1,17 @@
 """Tests sweeps: their training, files, resumption and errors."""
 
 import csv
+import dataclasses
 import errno
 import json
 import os
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from finished import SWEEP
 from probes import one_piece
 from toy_run import start_of
@@ -19,11 +22,11 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import control, language, search_space, settings, sweeping
+from jaxrl_po.run.experiment import control, language, models, search_space, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
-from jaxrl_po.run.loop.programs import init_is_cheap
+from jaxrl_po.run.loop.programs import compile_init, run_warm_start
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -43,7 +46,7 @@ def test_score_is_mean_of_last_three_evaluations():
     assert scores.tolist() == [3.0, -np.inf]
 
 
-def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
+def test_sweep_keeps_its_microbatches():
     argv = ["--algorithm=grpo", "--task=sorting", "--model.width=16", "--warm_start.steps=2"]
     config = settings.parse_settings(language, argv).config
     alone, several = (
@@ -52,7 +55,47 @@ def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
     )
     assert alone.rebuild is not None
     assert several.rebuild is None
-    assert (init_is_cheap(alone), init_is_cheap(several)) == (True, False)
+
+
+@pytest.mark.parametrize(("seeds", "devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
+def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
+    """A combination begins with the parameters of a run that has its settings alone."""
+    left_out = "--seeds", "--devices", "--warm_start."
+    argv = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
+    argv += ["--algorithm=grpo", "--warm_start.steps=25", "--warm_start.batch_size=4"]
+    config = settings.parse_settings(language, argv).config
+    rates = np.float32([1e-3, 1e-2])
+    methods = [dataclasses.replace(config.method, learning_rate=float(x)) for x in rates]
+
+    def begun(placement, methods=()):
+        job = language.build(config, placement, None, methods)
+        init, warm = compile_init(job)
+        silent = [lambda *_: None] * 2
+        fitted = run_warm_start(warm, job.start, lambda f, *x: (f(*x), 0.0), *silent)
+        assert {len(x) for x in jax.tree.leaves(fitted)} == {seeds}
+        state = init((job.start, fitted))
+        return jax.device_get((state.params.policy, state.opt_state))
+
+    alone, _ = begun(Placement(seeds, 1, 1))
+    together, (of_each, _) = begun(Placement(2 * seeds, devices, 1), methods)
+    np.testing.assert_array_equal(of_each.learning_rate, np.repeat(rates, seeds))
+    for x, y in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        # A program on one device and a program on several devices may add in different orders.
+        np.testing.assert_allclose(x, np.concatenate([y, y]), rtol=0, atol=1e-6 * (devices - 1))
+
+
+def test_devices_that_do_not_divide_seeds_compute_copies():
+    assert Placement(12, 4, 1).of_seeds(6) == Placement(6, 2, 2)
+    assert Placement(12, 4, 1).of_seeds(12) == Placement(12, 4, 1)
+
+
+def test_a_program_of_a_sweep_reads_its_models_once(tmp_path, programs_run, monkeypatch):
+    made = []
+    make = models.make_models
+    monkeypatch.setattr(models, "make_models", lambda *of, **x: made.append(of) or make(*of, **x))
+    experiment = run.Experiment(task="addition", seeds=1, total_steps=1024, out=tmp_path)
+    run.sweep(experiment, over={"config.learning_rate": [1e-3, 1e-2, 1e-1]})
+    assert len(made) == len(programs_run) == 1
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -462,6 +505,12 @@ def test_tied_flag_has_the_value_of_its_flag():
     found = search_space.combinations(search_space.SweepSpec({}, ties, clips, {}), 5, 0)
     assert all(each["config.epsilon_low"] == each["config.epsilon_high"] for each in found[:5])
     assert [each["config.epsilon_low"] for each in found[5:]] == ["0.3"] * 5
+
+
+def test_blank_may_precede_a_tie():
+    given = {"config.gamma": flags_lib.FlagText("0.9, @config.lambda_")}
+    _, swept, _ = search_space.split_flags(given, {"config.gamma": config.Setting("")})
+    assert swept == {"config.gamma": ["0.9", "@config.lambda_"]}
 
 
 def experiment_of(out):

@@ -28,13 +28,25 @@ memory of sampling is a part of that of each update
   - floor=sampling.peak)
   + fixed=max(self.fixed, sampling.peak), floor=sampling.peak)
 a sweep chooses its microbatches
-  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
+  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches
   - if learned and not methods
   + if learned
-a sweep compiles its warm start at little effort
-  run.loop.job: test_sweeps.py::test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full
-  - method is not None and not methods
-  + method is not None
+a sweep repeats its warm start for each setting
+  run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
+  - x[: len(x) // times]
+  + x
+the settings of a seed have warm starts of other seeds
+  run.loop.job: test_sweeps.py::test_settings_of_a_sweep_share_warm_starts
+  - jnp.concatenate([x] * times)
+  + jnp.repeat(x, times, axis=0)
+devices that do not divide the seeds are left out
+  run.devices.parallel: test_sweeps.py::test_devices_that_do_not_divide_seeds_compute_copies
+  - copies = self.data_devices * self.seed_devices // devices
+  + copies = self.data_devices
+a sweep reads its models for each combination
+  run.experiment.sweeping: test_sweeps.py::test_a_program_of_a_sweep_reads_its_models_once
+  - job = build_group(domain, [one for _, one in group], options)
+  + job = [build_group(domain, [one], options) for _, one in group][-1]
 microbatches are chosen once
   run.loop.programs: test_microbatches.py::test_microbatch_is_of_whole_prompts_or_of_one
   - dataclasses.replace(job, learner=learner)
@@ -154,6 +166,10 @@ a tie is a text
   run.experiment.search_space: test_sweeps.py::test_tied_flag_has_the_value_of_its_flag
   - untied(each | row) for each
   + each | row for each
+a tie after a blank is a text
+  run.experiment.search_space: test_sweeps.py::test_blank_may_precede_a_tie
+  - [each.strip() if TIE in each else each for each in text.split(",")]
+  + text.split(",")
 a tie names a flag that has one value
   run.experiment.search_space: test_sweeps.py::test_bad_sweeps_are_named_and_touch_nothing
   - if name not in values and value[1:] not in values:

@@ -78,7 +78,8 @@ class SweepResult(NamedTuple):
 def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResult:
     """Searches hyperparameters of an experiment.
 
-    A language model's warm start is part of each run; runs with `init_from` share an earlier run.
+    Runs that differ in numbers of the method share each seed's warm start of a language model; runs
+    with `init_from` share an earlier run.
 
     Args:
       experiment: experiment with the folder `out` and the number of seeds of each combination.
@@ -300,17 +301,22 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
 
 
 def check_groups(domain: Domain[Any], groups: Groups, options: RunOptions) -> str:
-    """Returns the name of the score; raises the error of the first invalid combination."""
+    """Returns the name of the score; raises the error of the first invalid program."""
     for group in groups:
-        placement = place_runs(options, len(group))
-        if placement.cuts_params:
-            raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world, alone = domain.open_world(group[0][1].config), Placement(1, 1, 1)
-        for _, each in group:
-            job = domain.build(settings.settle(domain, each, world), alone, world)
-            if job.host.scorer is not None:
-                raise ConfigError("reward", "must be computed in the program of a sweep")
+        job = build_group(domain, [one for _, one in group], options)
+        if job.host.scorer is not None:
+            raise ConfigError("reward", "must be computed in the program of a sweep")
     return job.evaluation.score
+
+
+def build_group(domain: Domain[Any], group: Group, options: RunOptions) -> TrainJob:
+    """Builds the job of the combinations that share one program; reads a pretrained model once."""
+    placement = place_runs(options, len(group))
+    if placement.cuts_params:
+        raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
+    world = domain.open_world(group[0].config)
+    configs = [settings.settle(domain, each, world) for each in group]
+    return domain.build(configs[0], placement, world, [config.method for config in configs])
 
 
 def place_runs(options: RunOptions, combinations: int) -> Placement:
@@ -328,10 +334,7 @@ def run_group(
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal arrived.
     """
-    world = domain.open_world(group[0].config)
-    configs = [settings.settle(domain, each, world) for each in group]
-    methods = [config.method for config in configs]
-    job = domain.build(configs[0], place_runs(options, len(group)), world, methods)
+    job = build_group(domain, group, options)
     rows, interrupted = train_group(job, options.evaluations, out, title)
     scores = curves(rows)[job.evaluation.score]
     return {
