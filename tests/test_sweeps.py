@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 
 import jax
@@ -569,8 +570,11 @@ def test_best_combination_is_confirmed_on_fresh_seeds(tmp_path, monkeypatch, cap
     assert killed == again
     assert (again[0][0], again[1]) == (0.2, {(1, 4)})
     assert [np.shape(row["scores"]) for row in swept.confirmed] == [(4, 3)] * 2
-    said = "best is better than default with probability 1.00 [0.58, 1.00], p = 0.03"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "best is better than default with probability 1.00 [0.58, 1.00], p = 0.029" in said
+    assert re.search(r"best − default: \S+ \[\S+, \S+\], difference of the IQMs", said)
+    assert "best: " in said.splitlines()[-1]
+    assert "config.learning_rate=0.2" in said.splitlines()[-1]
     run.sweep(experiment_of(tmp_path), over=over, resume=True)
     assert len(trained) == 3
 

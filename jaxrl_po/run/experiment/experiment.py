@@ -144,8 +144,8 @@ class Experiment:
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
     def __repr__(self) -> str:
-        given = (f"{name}={errors.spell(value)}" for name, value in self.settings.items())
-        return f"Experiment({', '.join([repr(self.script), *given])})"
+        given = filter(None, [repr(self.script), errors.spell_all(self.settings)])
+        return f"Experiment({', '.join(given)})"
 
 
 def with_names(values: Values) -> Json:

@@ -24,7 +24,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.options import LINES, RunOptions
+from jaxrl_po.run.experiment.options import LINES, TUNED, RunOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -176,8 +176,7 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
     """Returns the lines that are shown before the run starts."""
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
-        shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
-        notes.append(f"with settings that suit it, which given ones replace: {shown}")
+        notes.append(f"{TUNED}: {errors.spell_all(tuned)}")
     if values["total_steps"] != done:
         notes.append(
             f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "

@@ -23,7 +23,7 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, search_space, settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
-from jaxrl_po.run.experiment.options import RunConfig, RunOptions
+from jaxrl_po.run.experiment.options import TUNED, RunConfig, RunOptions
 from jaxrl_po.run.experiment.search_space import RECORDS, TIE, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
@@ -114,7 +114,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
         if any(str(value).startswith(sources.OWN) for value in each):
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.FlagText(",".join(map(errors.spell, each)))
-    return run_sweep(domain, given)
+    swept = run_sweep(domain, given)
+    print(f"best: {errors.spell_all(swept.best)}; see {swept.folder / 'sweep.png'}")
+    return swept
 
 
 def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
@@ -145,6 +147,8 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     rounded = bool(stored) and not stored.get(EXACT)
     found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
     groups = group(domain, spec, found)
+    if spec.tuned:
+        print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
@@ -275,7 +279,9 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) ->
 def compare_with_default(rows: Sequence[Json]) -> str:
     """Returns the comparison of the best combination with the run without the searched flags."""
     scores = {bool(row["flags"]): final_scores(row["scores"]) for row in rows}
-    return statistics.format_comparison(["default", "best"], [scores[False], scores[True]])
+    table = statistics.format_comparison(["default", "best"], [scores[False], scores[True]])
+    difference = statistics.difference_with_interval(scores[True], scores[False])
+    return f"{table}best − default: {difference}, difference of the IQMs, 95 % bootstrap interval\n"
 
 
 def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) -> Groups:

@@ -126,6 +126,22 @@ def with_interval(scores: npt.ArrayLike) -> str:
     return "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
 
 
+def difference_with_interval(x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000) -> str:
+    """Formats IQM(x) − IQM(y) of seeds `[S]`, `[S']` with its 95 % percentile bootstrap interval.
+
+    Example:
+      >>> difference_with_interval([5.0, 5.0, 5.0], [1.0, 1.0])
+      '4 [4, 4]'
+    """
+    generator, middles = np.random.default_rng(0), []
+    for scores in (np.asarray(x, np.float64), np.asarray(y, np.float64)):
+        draws = generator.integers(len(scores), size=(len(scores), replicates))
+        middles.append((interquartile_mean(scores), interquartile_mean(scores[draws])))
+    (ours, of_ours), (theirs, of_theirs) = middles
+    with np.errstate(invalid="ignore"):  # −∞ − −∞, if most seeds of both have no score
+        return "{:.4g} [{:.4g}, {:.4g}]".format(float(ours - theirs), *tails(of_ours - of_theirs))
+
+
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Returns the ends of a 95 % interval of the numbers in `estimates`; NaN without numbers."""
     known = estimates[~np.isnan(estimates)]
