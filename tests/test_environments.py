@@ -17,7 +17,8 @@ from jaxrl_po.run.host.dialogues.engine import DialogueEpisode
 from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
+TOOLS = ROOT / "tests" / "support" / "tool_environments.py"
 ROWS = [
     {"secret": row["secret"], "prompt": [{"role": "user", "content": row["prompt"]}]}
     for row in TOOL_ROWS
@@ -42,7 +43,7 @@ def talk(model):
     made = []
 
     def make(name, *, reply_length=24, timeout=5.0, reward_fn=None):
-        environments = Environments(f"{HERE / 'tool_environments.py'}:{name}", timeout)
+        environments = Environments(f"{TOOLS}:{name}", timeout)
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
         found = tools.detect_format(model[1], model[0], offer.tools)
@@ -206,7 +207,7 @@ def test_a_dialogue_whose_reward_fails_has_none_of_the_functions_either(talk, tm
 
 @pytest.fixture
 def odd():
-    environments = Environments(f"{HERE / 'tool_environments.py'}:Odd", 30.0)
+    environments = Environments(f"{TOOLS}:Odd", 30.0)
     offer = environments.start(["limit", "prompt"])
     assert offer.takes == ("limit", "prompt")
 
@@ -274,7 +275,7 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
 
 
 def test_the_example_of_the_documentation_plays():
-    example = HERE.parent / "examples" / "guessing.py"
+    example = ROOT / "examples" / "guessing.py"
     environments = Environments(f"{example}:Guessing", 5.0)
     offer = environments.start(["prompt", "secret"])
     assert [tool["function"]["name"] for tool in offer.tools] == ["guess"]

@@ -5,7 +5,7 @@ import json
 import gate
 import pytest
 from gate import SOUND, Outcome, Trial
-from wrong import Wrong
+from wrong_programs import Wrong
 
 ONE = Wrong("one", "losses", "a", "b", ("test_losses.py::test_x", "test_masked.py::test_z"))
 OTHER = Wrong("other", "masked", "a", "b", ("test_losses.py::test_y",))
@@ -22,7 +22,9 @@ def test_the_tests_of_a_file_first_run_on_the_program_as_it_is():
 
 
 def test_a_change_of_a_helper_is_a_change_of_the_test():
-    assert {"test_gate.py", "gate.py", "impostors.py", "wrong.py"} <= gate.helpers("test_gate.py")
+    assert {"test_gate.py", "gate.py", "impostors.py", "wrong_programs.py"} <= gate.helpers(
+        "test_gate.py"
+    )
     assert "probes.py" not in gate.helpers("test_gate.py")
 
 

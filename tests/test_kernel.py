@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp
 import numpy as np
 from jaxrl_po import run
 from jaxrl_po.masked import Mean
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 from probes import one_piece
 from toy_run import start_of
 

@@ -104,10 +104,10 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
 def test_what_other_processes_can_import_is_named_by_its_file():
     exact_here = sources.name_object("reward", exact)
     assert type(exact_here) is str
-    assert exact_here.endswith("tests/reward_functions.py:exact")
+    assert exact_here.endswith("tests/support/reward_functions.py:exact")
     assert sources.name_object("reward", json.loads) == "json:loads"
     probe = sources.name_object("env", CueReward)
-    assert probe.endswith("tests/probes.py:CueReward")
+    assert probe.endswith("tests/support/probes.py:CueReward")
     # the class does not come from a second import
     assert user_code.make("env", probe).__class__ is CueReward
     one = CueReward()

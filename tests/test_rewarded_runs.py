@@ -33,7 +33,7 @@ SMALL = [
 ]
 FILE = ["--task=file", "--task.train={rows}", "--task.test_fraction=0.5"]
 REWARD = ["--reward={here}:exact"]
-HERE = ROOT / "tests" / "reward_functions.py"
+HERE = ROOT / "tests" / "support" / "reward_functions.py"
 
 
 @pytest.fixture(scope="module")

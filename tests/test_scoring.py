@@ -22,7 +22,7 @@ from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch
 
-HERE = Path(__file__).parent / "reward_functions.py"
+HERE = Path(__file__).parent / "support" / "reward_functions.py"
 TASK = language.tasks.addition(1)  # prompts have four tokens, answers two digits and EOS
 
 

@@ -25,7 +25,7 @@ from jaxrl_po.run.experiment import language_config, settings
 from jaxrl_po.run.store import provenance
 from jaxrl_po.types import CollectorState, TrainState
 
-HERE = Path(__file__).parent / "reward_functions.py"
+HERE = Path(__file__).parent / "support" / "reward_functions.py"
 TOKENIZER = language.make_tokenizer("0123456789+=")
 MODEL = language.Transformer(TOKENIZER.size, width=8, layers=1, heads=2, mlp_width=8)
 

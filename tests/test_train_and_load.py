@@ -405,8 +405,8 @@ print(here, more.state.step.tolist())
 
 
 def test_learner_uses_all_cores_with_same_randomness(tmp_path):
-    root = Path(__file__).parent
-    environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
+    paths = [str(scripts.ROOT), str(Path(scripts.__file__).parent)]
+    environment = scripts.surroundings() | {"PYTHONPATH": os.pathsep.join(paths)}
     done = scripts.python("-c", ON_ALL_CORES, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     *_, refused, here = done.stdout.splitlines()

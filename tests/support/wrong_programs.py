@@ -1,7 +1,12 @@
-"""Defines the record of a wrong program: one replacement in the text of one module of
-`jaxrl_po`."""
+"""Reads the named wrong programs: plausible mistakes that a test must notice, `make gate`.
+
+Each wrong program is one replacement in the text of one module. The text `before` must occur
+exactly once, so that a change of the module breaks the table and no mistake drops out of the table
+unnoticed. The tables are the files of `tests/wrong/`.
+"""
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -13,7 +18,7 @@ class Wrong(NamedTuple):
       module: Name of a module in `jaxrl_po`, or full name of a module in `experiments`.
       before: Text that occurs exactly once in the module.
       after: Text that replaces `before` in the wrong program.
-      tests: Test files or tests in this folder; each of them must notice the mistake.
+      tests: Test files or tests in `tests/`; each of them must notice the mistake.
     """
 
     name: str
@@ -66,7 +71,8 @@ def table(text: str) -> list[Wrong]:
 
     The first line of an entry is its name. The other lines of an entry are indented by two spaces:
     the module, a colon and the tests; then `before`, each line after "- "; then `after`, each line
-    after "+ ". A line that begins with "#" is a heading.
+    after "+ ". The sign "␠" is a space at the end of a line. A line that begins with "#" is a
+    heading.
 
     Example:
       >>> [wrong] = table("sign\\n  losses: test_losses.py\\n  - a - b\\n  + a + b")
@@ -76,8 +82,13 @@ def table(text: str) -> list[Wrong]:
     found = []
     for entry in re.findall(r"^[^\s#].*(?:\n  .*)*", text, re.MULTILINE):
         name, *lines = entry.split("\n")
-        code = {sign: [x[4:] for x in lines if x[2] == sign] for sign in "-+"}
+        code = {s: [x[4:].replace("␠", " ") for x in lines if x[2] == s] for s in "-+"}
         module, tests = " ".join(x for x in lines if x[2] not in code).split(":", 1)
+        tests = re.split(r"\s+(?=test_)", tests.strip())  # the id of a test may contain spaces
         before, after = map("\n".join, code.values())
-        found.append(Wrong(name, module.strip(), before, after, tuple(tests.split())))
+        found.append(Wrong(name, module.strip(), before, after, tuple(tests)))
     return found
+
+
+FOLDER = Path(__file__).parent.parent / "wrong"
+WRONG = [wrong for file in sorted(FOLDER.glob("*.txt")) for wrong in table(file.read_text("utf-8"))]

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # Packages outside this repository whose names are checked; other packages may not be installed.
 FAMILIAR = {"flax", "gymnax", "jax", "numpy", "optax"}
 MAGIC = re.compile(r"^\s*[%!].*$", re.M)

@@ -12,7 +12,8 @@ from jaxrl_po.run.store import checkpoint
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "experiments"
 LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
     "(int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"

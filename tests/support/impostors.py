@@ -27,7 +27,7 @@ import pytest
 import rich.progress  # noqa: F401
 from hypothesis import settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPTS = "experiments."
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-n", "0"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
