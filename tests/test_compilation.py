@@ -59,7 +59,7 @@ def test_a_program_has_the_settings_of_its_backend(
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypatch, small):
+def test_rarely_run_small_programs_compile_with_little_effort(monkeypatch, small):
     """The training step and evaluations compile with full effort, even for a small state.
 
     The function of an iteration is traced once.
@@ -96,7 +96,7 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     assert effort == {"begin": small, "chunk": False, "evaluate": False, "describe": small}
 
 
-def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():
+def test_programs_compile_in_parallel_and_first_error_raises():
     """The error keeps its own message while the other programs still compile.
 
     Results are in the order of the call's programs.
@@ -128,7 +128,7 @@ def test_what_compiling_freed_is_returned_to_the_system(monkeypatch):
     assert returned == [True]
 
 
-def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
+def test_memory_below_used_blocks_returns_to_the_system(memory_held):
     """Without the call, the C library would retain the freed pages."""
     blocks = [np.ones(12_500) for _ in range(2_000)]  # the freed blocks take 190 MiB
     last = blocks.pop()

@@ -134,7 +134,7 @@ def test_turns_without_replies_equal_a_single_turn(begun):
     np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
 
 
-def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
+def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
     def heard(turn, first):
         return (turn + first) % 4
 
@@ -317,7 +317,7 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
     }
 
 
-def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not(begun):
+def test_unfinished_dialogue_is_truncated_but_finished_is_not(begun):
     @jax.jit
     def ended(ends_at):
         return collected(make(parrot(turns=3, budget=2, reply_length=1, ends_at=ends_at)), begun)

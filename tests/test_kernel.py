@@ -80,7 +80,7 @@ def execute(client, code, act=None, at="iteration 1"):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_one_interrupt_ends_a_loop_and_its_result_is_usable(kernel):
+def test_one_interrupt_ends_loop_with_usable_result(kernel):
     manager, client = kernel
     loop = "done = []\nfor _ in range(3):\n    done.append(train())"
     assert execute(client, loop, manager.interrupt_kernel)[0] == "Interrupted"

@@ -87,7 +87,7 @@ def test_what_is_replayed_is_what_acted():
     assert float(jnp.abs(other - last.log_prob).max()) > 1e-3
 
 
-def test_the_next_value_is_seen_with_the_memory_before_the_reset():
+def test_next_value_uses_memory_before_reset():
     _, _, (*_, batch) = two_batches()
     ended = batch.terminated | batch.truncated
     running = ~np.asarray(ended[:, :-1])
@@ -99,7 +99,7 @@ def test_the_next_value_is_seen_with_the_memory_before_the_reset():
     assert not np.allclose(batch.next_value[:, :-1][~running], batch.value[:, 1:][~running])
 
 
-def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
+def test_memories_continue_from_the_previous_batch():
     apply, params, (_, first, second) = two_batches()
     ended = np.asarray((first.terminated | first.truncated)[:, -1])
     for name in ("memory", "critic_memory"):
@@ -305,7 +305,7 @@ def drawn():
 @pytest.mark.parametrize(
     "derivative", ["value", "jvp", "grad", pytest.param("hessian", marks=pytest.mark.slow)]
 )
-def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
+def test_unit_and_its_derivatives_equal_a_loop(derivative):
     flat, unravel, begins, direction = drawn()
 
     def of(unit):
@@ -501,7 +501,7 @@ def test_a_host_environment_replays_what_acted():
         np.testing.assert_allclose(ours[mask], acted[mask], atol=1e-5)
 
 
-def test_a_pool_that_is_opened_begins_without_a_memory():
+def test_opened_pool_begins_without_memory():
     hosted = hosted_problem(3, 6, memory="transformer")
     rollouts = started(hosted)[2]
     state = jax.eval_shape(started(hosted)[0].init, jax.random.split(jax.random.key(0), 1))
@@ -609,7 +609,7 @@ def test_groups_remember_too():
         *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
     ],
 )
-def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
+def test_memory_run_resumes_evaluates_renders_and_loads(
     tmp_path, capsys, monkeypatch, real, memory
 ):
     if not real:

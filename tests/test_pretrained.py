@@ -87,7 +87,7 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
         for name in families.CONFIGS
     ],
 )
-def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
+def test_sampled_log_probs_equal_a_full_pass(loaded, name):
     """The test is in double precision: sums of float32 numbers near 8 in another order differ by
     1e-5."""
     model, (tokens, pad) = loaded(name), tokens_and_pad()
@@ -123,13 +123,13 @@ def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
         ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
     ],
 )
-def test_every_setting_of_a_family_is_in_its_logits(loaded, name, changed):
+def test_every_setting_of_a_family_changes_logits(loaded, name, changed):
     model = loaded(name)
     found = last_logits(model.model.clone(**changed), model.params)
     assert np.abs(found - np.array(GOLDEN[name]["logits"])).max() > 2e-4
 
 
-def test_norms_of_queries_and_keys_are_in_the_logits(loaded):
+def test_norms_of_queries_and_keys_change_logits(loaded):
     model = loaded("qwen3")
     params = jax.tree.map(lambda x: x, model.params)
     for name in ("query_norm", "key_norm"):
@@ -258,7 +258,7 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
     np.testing.assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
 
 
-def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_path):
+def test_any_end_is_accepted_and_the_templates_taught(tmp_path):
     """As in Llama 3, the first end token in the file differs from the end token that a chat model
     writes."""
     folder = families.write(tmp_path / "llama", "llama")
@@ -296,7 +296,7 @@ def test_a_chat_is_shown_whole(loaded):
     assert [row["prompt"] for row in shown] == ["w4 w5 w6 w4 w5"] * 2
 
 
-def test_a_model_of_ours_is_written_as_a_llama(loaded, tmp_path):
+def test_own_model_is_written_as_a_llama(loaded, tmp_path):
     model = Transformer(97, width=12, layers=1, heads=2, mlp_width=20)
     params = jax.jit(model.init)(jax.random.key(0), *tokens_and_pad())
     pretrained.save(tmp_path / "ours", model, params, loaded("llama").tokenizer)
@@ -335,7 +335,7 @@ def test_old_and_new_spellings_of_rope_are_one():
     assert architectures.read(spelt | {"rope_parameters": scaling}) == architectures.read(llama)
 
 
-def test_each_parameter_is_placed_once_in_the_type_asked_for(tmp_path):
+def test_each_parameter_is_placed_once_in_requested_type(tmp_path):
     folder, placed = families.write(tmp_path / "qwen3", "qwen3"), []
 
     def place(path, array):
@@ -491,7 +491,7 @@ def test_one_file_comes_before_an_index(tmp_path):
     )
 
 
-def test_a_repeated_head_of_a_tied_model_is_read(tmp_path):
+def test_repeated_head_of_tied_model_is_read(tmp_path):
     folder = families.write(tmp_path / "smollm2", "smollm2")
     tensors(folder, lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
     assert "output" not in pretrained.load(folder).params["params"]
@@ -509,7 +509,7 @@ def test_a_bad_index_is_named(tmp_path):
         pretrained.load(folder / "nowhere")
 
 
-def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
+def test_templates_are_sandboxed_and_their_errors_named(loaded):
     template = loaded("llama").chat_template
     with pytest.raises(ConfigError, match=r"^chat_template: line \d+: role tool is unknown$"):
         template.render([{"role": "tool", "content": ""}])
@@ -534,7 +534,7 @@ def test_any_error_inside_a_template_is_named(loaded, source, reason):
         template.render(MESSAGES)
 
 
-def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
+def test_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
     """Prompts use the chat template, and EOS is the model's.
 
     The model learns the answer from rewards alone.

@@ -177,7 +177,7 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
         assert float(means["reward_failures"].value()[0]) == failed, told
 
 
-def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_path, monkeypatch):
+def test_packages_may_run_their_text_unlike_completions(tmp_path, monkeypatch):
     """Packages make functions and classes by `exec`: scipy and attrs, and jinja2 for each
     template."""
     packages = tmp_path / "site-packages"

@@ -41,7 +41,7 @@ def test_score_is_mean_of_last_three_evaluations():
     assert scores.tolist() == [3.0, -np.inf]
 
 
-def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
+def test_sweep_keeps_microbatches_and_compiles_warm_starts_fully():
     argv = ["--algorithm=grpo", "--task=sorting", "--model.width=16", "--warm_start.steps=2"]
     config = settings.parse_settings(language, argv).config
     alone, several = (

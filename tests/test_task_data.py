@@ -198,7 +198,7 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
+def test_run_resumes_only_with_its_original_prompts(tmp_path):
     place = write(tmp_path / "all.jsonl", ROWS)
     kept = (tmp_path / "all.jsonl").read_text()
     again = [f"--out={tmp_path / 'run'}", "--resume", "--total_steps=8"]
