@@ -22,7 +22,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_501,
-    "test code": 37_671,
+    "test code": 37_710,
 }
 
 

@@ -10,6 +10,9 @@ import itertools
 
 import numpy as np
 
+# Settings of `control.NetworkSettings` beside each kind of memory.
+SIZES = {"gru": {}, "transformer": {"memory_window": 3, "memory_layers": 2, "memory_heads": 2}}
+
 
 def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
