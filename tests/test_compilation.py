@@ -1,6 +1,7 @@
-"""Tests that programs compile with the settings of their backend, unless the user has chosen other
-settings."""
+"""Tests that programs compile with the settings of their backend and are stored, unless the user
+has chosen otherwise."""
 
+import os
 import threading
 
 import jax
@@ -137,3 +138,32 @@ def test_memory_below_used_blocks_returns_to_the_system(memory_held):
     compilation.return_freed_memory()
     assert last.sum() == 12_500
     assert before - memory_held() > 143
+
+
+@pytest.fixture
+def no_cache():
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch, no_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compilation.keep_programs("")
+    assert jax.config.jax_compilation_cache_dir is None
+    with monkeypatch.context() as patch:  # as in a container, whose user has no name
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            patch.delenv(name)
+        patch.setattr(os, "getuid", lambda: 2**31 - 7)
+        compilation.keep_programs("auto")
+    assert jax.config.jax_compilation_cache_dir is None
+    compilation.keep_programs("auto")
+    chosen = jax.config.jax_compilation_cache_dir
+    assert os.path.dirname(chosen) == str(tmp_path / "cache" / "jaxrl_po")
+    # The folder that the environment variable names remains.
+    compilation.keep_programs(str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == chosen
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation.keep_programs(str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other")
