@@ -72,7 +72,7 @@ def trained(request, tmp_path_factory):
     return problem, out, select_seed(state, 1)
 
 
-def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
+def test_run_and_problem_policies_act_alike(trained, tmp_path):
     """Compares both over an episode that the run's policy plays, each with its own memory, with the
     networks applied directly and with the arrays of `save`."""
     problem, out, state = trained

@@ -162,7 +162,7 @@ def test_the_cache_of_scanned_blocks_leads_with_rows():
     assert {(leaf.shape, str(leaf.dtype)) for leaf in leaves} == {((3, DEEP, 1, 7, 4), "bfloat16")}
 
 
-def test_the_cache_of_scanned_blocks_is_updated_in_place():
+def test_cache_of_scanned_blocks_is_updated_in_place():
     """No instruction of a decoding step creates a second array of the cache's size."""
     model = Transformer(14, width=8, layers=DEEP, heads=2)
     cache, params = model.empty_cache(3, 50), drawn(model)
@@ -178,7 +178,7 @@ def test_the_cache_of_scanned_blocks_is_updated_in_place():
     assert program.memory_analysis().temp_size_in_bytes < 0.75 * held
 
 
-def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
+def test_bfloat16_parameters_have_float32_moments_and_round_once():
     """Adam's first step is 0.001957 by hand, just over half of the distance from 1 to 1 − 2⁻⁸.
 
     With moments in bfloat16, the step would be exactly half of the distance 2⁻⁸, and a parameter of
@@ -203,7 +203,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
         assert {str(x.dtype) for x in jax.tree.leaves(each)} == {"float32", "int32"}
 
 
-def test_a_shallow_model_begins_with_what_a_key_has_always_given():
+def test_shallow_model_keeps_its_initialization_by_key():
     """The matrices have the means of commit 0fc4288, in which each block had its own names."""
     model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
     variables = jax.jit(model.init)(jax.random.key(7), TOKENS, PAD)

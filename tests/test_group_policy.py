@@ -82,7 +82,7 @@ def same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_grpo_is_the_mean_over_responses_of_the_mean_over_tokens(start):
+def test_grpo_averages_tokens_within_and_then_over_responses(start):
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
     want = by_hand(
@@ -98,7 +98,7 @@ def test_dr_grpo_divides_by_nothing_but_the_budget(start):
     same(gradient_of(dr_grpo, dr_grpo.Config()), want)
 
 
-def test_rloo_is_reinforce_of_whole_responses_against_the_others(start):
+def test_rloo_is_reinforce_of_responses_against_the_others(start):
     r = outcomes(start[1])
     others = (r.sum(1, keepdims=True) - r) / (SIZE - 1)
     a = (r - others).reshape(-1, 1)
@@ -127,7 +127,7 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
     )
 
 
-def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
+def test_reinforce_pp_ignores_rounding_of_the_sampler():
     """Outcomes are equal and the policy is the reference: whitened rounding once made a full
     step."""
 
@@ -142,7 +142,7 @@ def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved))
 
 
-def test_the_same_rewards_at_other_steps_are_the_same_outcome():
+def test_same_rewards_at_other_steps_are_equal_outcomes():
     slots = np.random.default_rng(0).permuted(np.tile(np.arange(12), (16, 1)), axis=1)[:, :4]
     reward = np.zeros((1, 16, 12), np.float32)
     np.put_along_axis(reward[0], slots, np.float32([0.1, 0.2, 0.3, 0.7]), axis=1)
@@ -159,7 +159,7 @@ def test_the_same_rewards_at_other_steps_are_the_same_outcome():
             assert not np.isfinite(advantage(spoiled, mask, mask)).any()
 
 
-def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):
+def test_on_policy_gspo_and_cispo_equal_grpo(start):
     same(gradient_of(gspo, gspo.Config()), gradient_of(grpo, grpo.Config(use_reference=False)))
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
@@ -218,7 +218,7 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight)
     np.testing.assert_allclose(slope, -weight * advantage, rtol=1e-5)
 
 
-def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
+def test_sequence_log_ratio_skips_masked_tokens_and_rows():
     log_prob = jnp.array([[0.2, 0.4, 99.0], [5.0, 5.0, 5.0]])
     mask = jnp.array([[True, True, False], [False, False, False]])
     got = losses.sequence_log_ratio(log_prob, jnp.zeros((2, 3)), mask)
@@ -246,7 +246,7 @@ def test_gspo_clips_whole_sequences():
     )
 
 
-def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
+def test_reset_copies_policy_to_reference_and_restarts_optimizer():
     learner = grpo.make(grpo.Config(reset_iterations=2), PROBLEM)
     step = jax.jit(learner.step)
     first = jax.jit(learner.init)(jax.random.key(0))
@@ -350,7 +350,7 @@ def test_nothing_behind_the_mask_reaches_the_parameters(module):
     chex.assert_trees_all_close(*after, rtol=1e-5, atol=1e-7)
 
 
-def test_process_supervision_counts_the_steps_that_the_problem_names(start):
+def test_process_supervision_counts_the_problems_named_steps(start):
     _, batch = start
     ends = batch.terminated | batch.truncated
 
@@ -390,7 +390,7 @@ def test_every_fourth_group_is_counted_over_devices(devices):
     assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0, 16.0, 17.0]
 
 
-def test_columns_of_ones_own_are_read_where_they_belong(start):
+def test_user_columns_are_read_where_they_belong(start):
     """Columns of slots are zeroed where masked and are passed to a surrogate.
 
     Columns of rows are neither zeroed nor passed.
