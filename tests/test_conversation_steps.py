@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import drawn
 
 from jaxrl_po import language
 from jaxrl_po.language import dialogues, sampling
@@ -104,14 +105,6 @@ class Game:
         pass
 
 
-def drawn(model):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray((x.ndim == 1) + 0.1 * generator.normal(size=x.shape), x.dtype),
-        model.parameter_shapes(),
-    )
-
-
 @pytest.fixture(scope="module")
 def both():
     """Returns the single program's batch, the batch of the steps, and the log-probabilities of the
@@ -121,7 +114,7 @@ def both():
     key = jax.random.key(7)
 
     params, collector = (
-        ActorCritic(drawn(MODEL), drawn(critic)),
+        ActorCritic(*(drawn(each.parameter_shapes(), 0.1, (1,)) for each in (MODEL, critic))),
         CollectorState({"prompt_number": np.arange(PROMPTS, dtype=np.int32)}),
     )
 

@@ -2,14 +2,13 @@
 hand."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from group_steps import GROUPS, PROBLEM, SIZE, first_step, same, sampled
 from probes import one_piece, tabular_problem
 from toy_run import train_job
 
@@ -22,42 +21,14 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
-GROUPS, SIZE = 4, 4
-PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
-# The optimizer takes a plain gradient step of size one: parameters change by minus the gradient.
-SGD = optax.sgd(1.0)
-
-
-@functools.cache
-def sampled():
-    """Returns parameters and the batch that every method's first update receives."""
-    learner = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD)
-    state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
-    return state.params, batch
-
 
 @pytest.fixture(scope="module")
 def start():
     return sampled()
 
 
-@functools.cache
 def gradient_of(module, config, problem=PROBLEM):
-    """Returns the method's first gradient, taken from one step of plain gradient descent."""
-    learner = module.make(config, problem, SGD)
-
-    @jax.jit
-    def change(key, known):
-        state = learner.init(key)
-        if known is None:
-            state, batch = learner.sample(state)
-        else:
-            params, batch = known
-            state = state._replace(params=params)
-        after, _ = learner.update(state, batch)
-        return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
-
-    return change(jax.random.key(0), sampled() if problem is PROBLEM else None)
+    return first_step(module, config, problem)[0]
 
 
 def by_hand(start, loss):
@@ -75,11 +46,6 @@ def by_hand(start, loss):
 
 def outcomes(batch):
     return np.asarray(batch.reward.sum(axis=1)).reshape(GROUPS, SIZE)
-
-
-def same(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_grpo_averages_tokens_within_and_then_over_responses(start):

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import nnx
 
@@ -29,11 +30,7 @@ def make(**options):
 
 
 def drawn(model):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: ((x.ndim == 1) + 0.3 * generator.normal(size=x.shape)).astype(x.dtype),
-        model.parameter_shapes(),
-    )
+    return jax.device_get(probes.drawn(model.parameter_shapes(), 0.3, (1,)))
 
 
 def begun():

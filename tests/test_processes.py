@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import scripts
 import tiny
 import toy_run
 from scripts import surroundings
@@ -128,15 +129,7 @@ def run(script, arguments, environment, **several):
 
 
 def lines(out):
-    rows = read(out / "metrics.jsonl")
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if not name.startswith(("time/", "memory/peak"))
-        }
-        for row in rows
-    ]
+    return scripts.lines(out, without=("time/", "memory/peak"))
 
 
 def last(out):
@@ -276,15 +269,8 @@ def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
 
 def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     port = free_port()
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "control.py"),
-        *join(2, 1, port, timeout=2),
-        f"--out={tmp_path / 'new'}",
-    ]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    flags = [*join(2, 1, port, timeout=2), f"--out={tmp_path / 'new'}"]
+    ended = scripts.python(EXPERIMENTS / "control.py", *flags, env=environment, timeout=240)
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: not all processes met within coordinator_timeout = 2 s; "
@@ -312,15 +298,8 @@ def test_cluster_that_does_not_tell_all_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "control.py"),
-        "--distributed",
-        f"--out={tmp_path / 'new'}",
-    ]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    flags = ["--distributed", f"--out={tmp_path / 'new'}"]
+    ended = scripts.python(EXPERIMENTS / "control.py", *flags, env=environment, timeout=240)
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"

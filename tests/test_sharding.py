@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from probes import norm
 
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
@@ -77,12 +78,6 @@ def run(algorithm, placement):
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])
     step = jax.jit(placed.step).lower(before).compile()
     return Run(step, before, step(before)[0])
-
-
-def norm(tree):
-    return np.sqrt(
-        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
-    )
 
 
 def moved(one, seed=0):

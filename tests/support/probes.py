@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -236,4 +237,20 @@ def accuracy(problem, params):
     distribution, _ = problem.apply(params, jnp.array([[-1.0], [1.0]]))
     return float((distribution.mode() == jnp.array([0, 1])).mean()), float(
         distribution.log_prob(jnp.array([0, 1])).min()
+    )
+
+
+def drawn(shapes, scale, ones=(), seed=0):
+    """Returns a tree of normal numbers times `scale`, around 1 in arrays of `ones` dimensions."""
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: jnp.asarray((x.ndim in ones) + scale * generator.normal(size=x.shape), x.dtype),
+        shapes,
+    )
+
+
+def norm(tree):
+    """Returns the Euclidean norm of all arrays of a tree, in 64 bits."""
+    return np.sqrt(
+        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
     )

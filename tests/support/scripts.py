@@ -53,11 +53,11 @@ def finish(process):
     return process.returncode, output, errors
 
 
-def lines(out):
-    """Returns the metrics of a run's lines, without timings."""
+def lines(out, without="time/"):
+    """Returns the metrics of a run's lines, without the names that begin with `without`."""
     rows = read(out / "metrics.jsonl")
     return [
-        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+        {name: value for name, value in row.items() if not name.startswith(without)} for row in rows
     ]
 
 
