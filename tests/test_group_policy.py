@@ -133,19 +133,23 @@ def test_on_policy_gspo_and_cispo_equal_grpo(start):
     same(gradient_of(cispo, cispo.Config()), want)
 
 
-def test_process_supervision_credits_what_follows(start):
+def process_gradient(start, scored):
+    """Computes the gradient by hand; the tokens `scored` are compared within their group."""
     batch = start[1]
-    mask = np.asarray(batch.mask).reshape(GROUPS, SIZE, -1)
-    reward = np.asarray(batch.reward).reshape(mask.shape)
-    a = np.zeros(mask.shape)
+    reward, scored = (np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, scored))
+    a = np.zeros(scored.shape)
     for g in range(GROUPS):
-        inside = reward[g][mask[g]]
-        centred = np.where(mask[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
-        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1] * mask[g]
+        inside = reward[g][scored[g]]
+        centred = np.where(scored[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
+        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
     a = a.reshape(batch.mask.shape)
-    want = by_hand(
+    return by_hand(
         start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
     )
+
+
+def test_process_supervision_credits_what_follows(start):
+    want = process_gradient(start, start[1].mask)
     same(gradient_of(grpo, grpo.Config(use_reference=False, supervision="process")), want)
 
 
@@ -324,18 +328,7 @@ def test_process_supervision_counts_the_problems_named_steps(start):
         collector, batch = PROBLEM.collect(params, collector, key)
         return collector, batch._replace(columns={"step_end": batch.terminated | batch.truncated})
 
-    reward, last = (
-        np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask)
-    )
-    a = np.zeros(last.shape)
-    for g in range(GROUPS):
-        inside = reward[g][last[g]]
-        centred = np.where(last[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
-        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
-    a = a.reshape(batch.mask.shape)
-    want = by_hand(
-        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
-    )
+    want = process_gradient(start, ends & batch.mask)
     config = grpo.Config(use_reference=False, supervision="process")
     same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)
 
