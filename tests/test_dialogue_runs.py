@@ -115,6 +115,10 @@ def test_run_is_evaluated_again_and_shows_its_games(games, tmp_path, capsys):
     capsys.readouterr()
     assert render.main([f"--run={out}"]) == 0
     assert capsys.readouterr().out.strip() == "\n\n".join(map(written, told[4:]))
+    rows = [game | {"prompt": "?!"[i % 2]} for i, game in enumerate(told)]
+    (out / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert render.main([f"--run={out}", "--all"]) == 0
+    assert capsys.readouterr().out.strip() == "\n\n".join(map(written, rows[::2] + rows[1::2]))
     assert report.main([str(out), f"--out={tmp_path / 'run.html'}"]) == 0
     page = (tmp_path / "run.html").read_text()
     assert all(html.escape(transcript(game)) in page for game in told[4:])

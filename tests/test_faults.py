@@ -444,7 +444,6 @@ def test_deterministic_run_resumes_only_on_its_original_devices(tmp_path, capfd)
     capfd.readouterr()
     assert main(free, "--resume", "--devices=2", "--total_steps=100") == 0
     assert (
-        "so the last digits may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, "
-        "1 on each"
+        "so numbers may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, 1 on each"
     ) in capfd.readouterr().out
     assert [row["iteration"] for row in lines(free)] == [0, 5, 10]

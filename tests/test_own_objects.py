@@ -149,7 +149,7 @@ def scored(tmp_path_factory):
 
 
 def test_python_reward_scores_run_but_is_not_stored(scored):
-    assert "reward=python:reward cannot be imported: run.load and run.resume must" in scored.lines
+    assert "reward=python:reward cannot be imported: give it to run.resume again" in scored.lines
     assert len(scored.calls) == 2  # iterations
     lengths = np.mean([len(text) for completions, _ in scored.calls for text in completions])
     assert all(len(text) == 2 for _, answers in scored.calls for text in answers)

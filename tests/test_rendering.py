@@ -245,6 +245,7 @@ def test_unwritable_place_is_reported(script, run):
         (["--run={tmp}/absent"], r"run: .* holds no config\.json"),
         (["--run={tmp}/language"], r"max_steps: must be left out with a run of jaxrl-po language"),
         (["--run={tmp}/damaged"], r"run: \S+ holds a damaged config\.json"),
+        (["--all"], r"all: must be left out with a run of jaxrl-po control"),
         (
             ["--run={tmp}/other"],
             r"run: \S+ does not suit this version of the library: algorithm: unknown name 'vpg'",

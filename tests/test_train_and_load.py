@@ -210,7 +210,8 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
         raise RuntimeError("no TeX")
 
     monkeypatch.setattr("jaxrl_po.run.figures.plotting.save_panels", save)
-    assert len(run.train(LEARNER, 1, out=tmp_path / "run").rows) == 2
+    unknown = LEARNER._replace(init=lambda key: LEARNER.init(key))
+    assert len(run.train(unknown, 1, out=tmp_path / "run").rows) == 2
     shown = capsys.readouterr()
     assert "training: 1/1 iterations" in shown.out
     assert shown.err.endswith("curves.png was not drawn, all else is there: RuntimeError: no TeX\n")

@@ -57,13 +57,16 @@ OTHER = Scene(rendering.components, 10)
 
 @config_lib.record
 class RenderOptions:
-    """Options of the episode to play and of the episode's rendering."""
+    """Options of the episode to play and of the episode's rendering, or of the text to print."""
 
     run: str = static("", "folder of a run of jaxrl-po control or language")
     out: str = static(
         "",
         "GIF to write; empty for episode.gif in the folder of the run. For a run of language, .txt "
-        "file to write; empty to print the text. Further flags apply to a GIF alone",
+        "file to write; empty to print the text. Further flags, except --all, apply to a GIF alone",
+    )
+    all: bool = static(
+        False, "language: print completions of all evaluations, prompt by prompt, not of the last"
     )
     seed_index: int = static(0, "index of the seed that plays, from 0", within=NON_NEGATIVE)
     checkpoint: str = static(
@@ -273,12 +276,12 @@ def _camera(source: Source, seed: int) -> tuple[Camera | None, str]:
 
 
 def transcribe(options: RenderOptions) -> int:
-    """Prints the latest samples of a language run, or writes the samples to a file."""
+    """Prints the samples of a language run, or writes the samples to a file."""
     for name in vars(options):
-        if name not in ("run", "out") and config_lib.changed(options, name):
+        if name not in ("run", "out", "all") and config_lib.changed(options, name):
             raise ConfigError(name, "must be left out with a run of jaxrl-po language")
     out = folder.require_file(options.out, ".txt") if options.out else None
-    text = transcripts.latest(Path(options.run) / "samples.jsonl")
+    text = transcripts.read(Path(options.run) / "samples.jsonl", every=options.all)
     if not text:
         why = "it was made with show = 0, or has not been evaluated yet"
         raise ConfigError("run", f"{options.run} holds nothing to read: {why}")
@@ -298,6 +301,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if earlier.maker([control, language], "run", options.run)[0] is language:
         return transcribe(options)
+    if options.all:
+        raise ConfigError("all", "must be left out with a run of jaxrl-po control")
     config = earlier.read_config(control, "run", options.run)
     out = folder.require_file(options.out or str(Path(options.run) / "episode.gif"), ".gif")
     player = restore(options, config)

@@ -48,10 +48,20 @@ def show(value: float | None, form: str = "g") -> str:
     return "none" if value is None else f"{value:{form}}"
 
 
-def latest(path: Path) -> str:
-    """Returns all samples of the last evaluation as text; empty if the file has no rows."""
+def read(path: Path, *, every: bool) -> str:
+    """Returns the samples of the last evaluation as text; empty if the file has no rows.
+
+    Args:
+      path: File `samples.jsonl` of a run.
+      every: Whether to return the samples of all evaluations, prompt by prompt.
+    """
     rows = metrics.read(path, "run")
-    return "\n\n".join(_whole(row) for row in rows if row["iteration"] == rows[-1]["iteration"])
+    if every:
+        prompts = [row["prompt"] for row in rows]
+        rows.sort(key=lambda row: prompts.index(row["prompt"]))
+    else:
+        rows = [row for row in rows if row["iteration"] == rows[-1]["iteration"]]
+    return "\n\n".join(map(_whole, rows))
 
 
 def _whole(row: Row) -> str:

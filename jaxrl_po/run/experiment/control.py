@@ -239,8 +239,8 @@ def open_world(config: ControlConfig) -> World:
     if source.max_steps is None:
         raise ConfigError(
             "env",
-            f"{options.env} must bound its episodes for an evaluation: give env_params = "
-            '{"max_episode_steps": 1000}, say',
+            f"{options.env} must bound its episodes for an evaluation: give env_params, such as "
+            '{"max_episode_steps": 1000}',
         )
     return World(source.spaces, None, source)
 

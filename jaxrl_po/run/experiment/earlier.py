@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -118,6 +119,10 @@ def state(
     options = dataclasses.replace(config.run, **no_loss)
     config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())
+    stored = folder.read_settings(Path(run), flag)
+    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
+    if changes := provenance.differences(sources.digests(values), code):
+        print(f"note: {run} was made with other code: {'; '.join(changes)}", file=sys.stderr)
     for file in sources.files(values):
         if not os.path.isfile(file):
             raise ConfigError(
@@ -133,7 +138,6 @@ def state(
             config = dataclasses.replace(config, model=model)
         placement = Placement(options.seeds, 1, 1)
         job = domain.build(config, placement, domain.open_world(config))
-        stored = folder.read_settings(Path(run), flag)
         # A file in its old place may change, as may the text of a chat template with today's date.
         moved = any(values.get(name, "") != stored.get(name, "") for name in sources.DATA)
         for entry, digest in job.digests.items():

@@ -185,9 +185,10 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
         )
     for name, value in values.items():
         if str(value).startswith(sources.OWN):
-            notes.append(
-                f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
+            needed_by = (
+                "run.resume" if name in ("reward", *sources.LOSS) else "run.load and run.resume"
             )
+            notes.append(f"{name}={value} cannot be imported: give it to {needed_by} again")
     return [*notes, *job.display.notes, *provenance.note(changes)]
 
 

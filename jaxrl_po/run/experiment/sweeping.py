@@ -137,7 +137,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         if stored
         else search_space.parse(domain, given, options)
     )
-    options = options_of(domain, spec)
+    options = sweep_options(domain, spec)
     sections = settings.sections_of(domain, options)
     search_space.refuse(options, spec)
     keep_programs(options.compilation_cache)
@@ -151,7 +151,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         score = check_groups(domain, groups, options)
         if options.confirm:
             fresh = on_fresh_seeds(spec, options)
-            check_groups(domain, group(domain, fresh, [{}]), options_of(domain, fresh))
+            check_groups(domain, group(domain, fresh, [{}]), sweep_options(domain, fresh))
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -177,7 +177,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 place = out / PROGRAMS / CONFIRM / str(options.confirm)
                 confirmed = done(place / "sweep.json", sections)
                 again = group(domain, fresh, [rows[0]["flags"], {}])
-                fresh_options = options_of(domain, fresh)
+                fresh_options = sweep_options(domain, fresh)
                 print(f"best combination and default on {options.confirm} fresh seeds", flush=True)
                 train_groups(
                     confirmed, again, fresh_options, place, domain, leave_early=leave_early
@@ -191,7 +191,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     return SweepResult(rows, best(domain, spec, rows, sections), out, confirmed)
 
 
-def options_of(domain: Domain[Any], spec: SweepSpec) -> Sweep:
+def sweep_options(domain: Domain[Any], spec: SweepSpec) -> Sweep:
     """Returns the options of a sweep."""
     options: Sweep = settings.options_of(RECORDS[domain.NAME], spec.flags, spec.tuned)
     return options
@@ -274,8 +274,7 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) ->
 def compare_with_default(rows: Sequence[Json]) -> str:
     """Returns the comparison of the best combination with the run without the searched flags."""
     scores = {bool(row["flags"]): final_scores(row["scores"]) for row in rows}
-    ordered = [scores[False], scores[True]]
-    return statistics.format_comparison(["default", "best"], ordered, [True, True])
+    return statistics.format_comparison(["default", "best"], [scores[False], scores[True]])
 
 
 def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) -> Groups:
