@@ -77,7 +77,7 @@ def trained(request, tmp_path_factory):
     return problem, out, select_seed(state, 1)
 
 
-def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
+def test_run_and_problem_policies_act_alike(trained, tmp_path):
     """Compares both over an episode that the run's policy plays, each with its own memory, with the
     networks applied directly and with the arrays of `save`."""
     problem, out, state = trained
@@ -143,7 +143,7 @@ def acting_in(action_space):
     return Acting(problem, state)
 
 
-def test_arrays_of_a_policy_know_bounds_and_first_actions():
+def test_saved_policy_knows_bounds_and_first_actions():
     box = gymnasium.spaces.Box(np.float32([-2.0, 0.0]), np.float32([6.0, np.inf]))
     saved = acting_in(box).arrays()
     np.testing.assert_allclose(saved["observation/std"], [1e-4, 0.5001], rtol=1e-6)
