@@ -213,7 +213,7 @@ def test_user_environment_is_found_from_another_folder(files, monkeypatch, capsy
     with pytest.raises(ConfigError, match=r"^run: \S+run: env: \S+: ZeroDivisionError"):
         evaluate.main([f"--run={files / 'run'}"])
     (files / "mine.py").unlink()
-    with pytest.raises(ConfigError, match=r"^run: \S+run was made with \S+mine.py, which must be"):
+    with pytest.raises(ConfigError, match=r"^run: \S+run needs \S+mine.py, which is missing"):
         evaluate.main([f"--run={files / 'run'}"])
 
 

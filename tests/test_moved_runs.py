@@ -81,7 +81,7 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
     for script, expected in anew.items():
         given = expected if moved == ("inputs",) else {}
         if given:
-            with pytest.raises(ConfigError, match=r"^folder: \S+ (was made with|.*must be)"):
+            with pytest.raises(ConfigError, match=r"^folder: \S+ (needs|.*must be)"):
                 run.load(runs / script, checkpoint="latest")
             with pytest.raises(ConfigError, match=r"no (file|config)|cannot be read"):
                 resumed(script, places["runs"])

@@ -119,17 +119,17 @@ def state(
     options = dataclasses.replace(config.run, **no_loss)
     config = dataclasses.replace(config, run=options)
     values = flags.flatten(config.sections())
-    stored = folder.read_settings(Path(run), flag)
-    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
-    if changes := provenance.differences(sources.digests(values), code):
-        print(f"note: {run} was made with other code: {'; '.join(changes)}", file=sys.stderr)
     for file in sources.files(values):
         if not os.path.isfile(file):
             raise ConfigError(
                 flag,
-                f"{run} was made with {file}, which must be there again; if it was moved, resume "
-                "the run once with its new path, or give that to run.load",
+                f"{run} needs {file}, which is missing; if it was moved, resume the run once with "
+                "its new path, or give that to run.load",
             )
+    stored = folder.read_settings(Path(run), flag)
+    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
+    if changes := provenance.differences(sources.digests(values), code):
+        print(f"note: {run} was made with other code: {'; '.join(changes)}", file=sys.stderr)
     parallel.device_count()
     try:
         config = config.continued()

@@ -87,6 +87,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
         text, by flag with a dot.
       options: `evaluations`, `draws`, `confirm`, and keywords of `Experiment`.
 
+    Returns:
+      The results, with `table()`, the best settings and the folder.
+
     Raises:
       ConfigError: an argument is invalid, raised before training; the error names the argument.
       Interrupted: an interrupt ended the sweep after the current iteration, saved; the rows of an
