@@ -272,7 +272,8 @@ def test_scalars_over_an_experiment_are_numbers(kind):
 
 def test_a_sweep_takes_arrays_and_lists_of_scalars(tmp_path, monkeypatch):
     found = []
-    monkeypatch.setattr(sweeping, "run_sweep", lambda script, given: found.append(given))
+    swept = sweeping.SweepResult([], {}, tmp_path)
+    monkeypatch.setattr(sweeping, "run_sweep", lambda _, given: found.append(given) or swept)
     experiment = run.Experiment(env="CartPole-v1", out=tmp_path / "run")
     for rates in (
         [1e-3, 1e-4],
