@@ -57,6 +57,22 @@ def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
     assert kept[0] < kept[1] < kept[2]
 
 
+@pytest.mark.parametrize("algorithm", ["gmpo", "cispo"])
+def test_clip_fractions_are_shares_of_tokens(algorithm):
+    """GMPO clips log-ratios on the side that the sign of A allows; CISPO clips every ratio."""
+    k = known(algorithm)
+    advantage, x = in_group(k, k.score), k.now - k.old
+    low, high = {
+        "gmpo": ((advantage < 0) & (x < -0.05), (advantage > 0) & (x > 0.1)),
+        "cispo": (k.ratio < 0.95, k.ratio > 1.1),
+    }[algorithm]
+    _, metrics, _ = outcome(algorithm, epsilon_low=0.05, epsilon_high=0.1)
+    for side, outside in (("low", low), ("high", high)):
+        share = (k.mask * outside).sum() / k.mask.sum()
+        assert 0.0 < share < 0.5
+        np.testing.assert_allclose(metrics[f"clip_fraction_{side}"], share, rtol=1e-5)
+
+
 @number("delta_low delta_high max_ratio", "dppo")
 def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
     """The change is measured against the sampler: π_old has no influence on it."""

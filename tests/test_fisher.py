@@ -345,3 +345,12 @@ def test_distributions_may_have_integer_leaves():
 
     got = trust_region.fisher(chosen, PARAMS, UNEVEN[::-1])(VECTOR)
     chex.assert_trees_all_close(got, trust_region.fisher(categorical, PARAMS, UNEVEN)(VECTOR))
+
+
+def test_a_stride_selects_rows_of_several_slots():
+    """Every third of eight rows, in two parts: rows 0 and 3, then row 6 and an empty place."""
+    number = jnp.broadcast_to(jnp.arange(8).reshape(2, 4, 1), (2, 4, 5))
+    rows = Samples(None, number, number, number, number >= 0)
+    subset, mask = natural_updates.every(3, rows, None)
+    assert subset.action[..., 0].tolist() == [[0, 3], [6, 7]]
+    np.testing.assert_array_equal(mask, np.repeat([[[True], [True]], [[True], [False]]], 5, 2))
