@@ -32,7 +32,7 @@ TESTS = {
     "masked": ("test_masked", "test_rounding", "test_advantages"),
     "divergences": ("test_divergences", "test_identities"),
     "losses": ("test_losses", "test_identities"),
-    "advantages": ("test_rounding", "test_advantages"),
+    "advantages": ("test_rounding", "test_group_identities", "test_advantages"),
     "trust_region": ("test_trust_region", "test_fisher"),
     "compensated": ("test_masked", "test_rounding"),
     "distributions": ("test_distributions", "test_rounding", "test_kernels"),

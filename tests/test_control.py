@@ -201,6 +201,18 @@ def test_normalizer_is_exact():
     assert float(x[0, 1]) == 10.0
 
 
+def test_normalized_values_are_divided_by_the_std():
+    known = normalizer.Normalizer(jnp.int32(9), jnp.array([1.0, 2.0]), jnp.array([4.0, 0.25]))
+    found = known.normalize(jnp.array([[3.0, 2.5], [-1.0, 0.0]]))
+    np.testing.assert_allclose(found, np.array([[2, 0.5], [-2, -2]]) / [2.0001, 0.5001], rtol=1e-6)
+
+
+def test_masked_vectors_do_not_count():
+    x, mask = jnp.array([[1.0], [jnp.nan], [9.0]]), jnp.array([True, False, True])
+    found = normalizer.merge_batch(normalizer.empty((1,)), x, mask)
+    assert [field.tolist() for field in found] == [2, [5.0], [16.0]]
+
+
 def test_std_is_one_only_before_data():
     nothing = normalizer.empty((2,))
     assert nothing.std().tolist() == [1.0, 1.0]
