@@ -28,7 +28,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --strict --follow-imports=silent tests/user_face.py
+	$(BIN)/mypy --strict --follow-imports=silent tests/support/user_face.py
 
 slow: $(VENV)/site .venv-tpu/installed
 	$(PYTEST) -m slow --results=.results/slow.json

@@ -1,5 +1,6 @@
 """Describes the platform that programs are compiled for, since fast code differs by platform."""
 
+import contextlib
 import os
 from typing import NamedTuple
 
@@ -60,6 +61,16 @@ class Target(NamedTuple):
 def here() -> Target:
     """Returns the default target, this process's JAX backend; starts the backend."""
     return Target(jax.default_backend(), jax.local_device_count(), cores())
+
+
+def split_cpu() -> None:
+    """Gives the CPU a device for each core, unless JAX has started or its number of devices is set.
+
+    Must precede the import of a user's code, which may start JAX by computing.
+    """
+    if jax.config.jax_num_cpu_devices < 0:  # type: ignore[attr-defined]
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", cores())
 
 
 def cores() -> int:

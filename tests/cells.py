@@ -150,7 +150,7 @@ CELLS = {
     "grpo, dialogues": [*("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind")],
     "grpo, reward in Python": [
         *("--algorithm=grpo", *ADDITION, *ONE, *STEPS),
-        f"--reward={ROOT / 'tests' / 'reward_functions.py'}:digits",
+        f"--reward={ROOT / 'tests' / 'support' / 'reward_functions.py'}:digits",
     ],
     "grpo, language, adapters": adapters,
     "dapo": ["--algorithm=dapo", *ADDITION, *ONE, *STEPS],

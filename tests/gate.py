@@ -21,12 +21,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 from impostors import ROOT, Impostor, Outcome, finished, path_of, prepare, start
 from results import Result
-from wrong import Wrong
-from wrong_programs import WRONG
+from wrong_programs import WRONG, Wrong, table
 
 TESTS = ROOT / "tests"
+FOLDERS = (TESTS, TESTS / "support")
 FOLDER = ROOT / ".gate"
 SOUND = "the program as it is"
 LIMIT = 600.0  # seconds of processor time that one trial may take
@@ -37,7 +39,7 @@ class Trial(NamedTuple):
 
     Attributes:
       wrong: Wrong program under test; None for the correct program.
-      tests: Test files or node ids in this folder.
+      tests: Test files or node ids in `tests/`.
     """
 
     wrong: Wrong | None
@@ -63,14 +65,16 @@ def trials(chosen: Iterable[Wrong]) -> list[list[Trial]]:
 
 
 def helpers(file: str) -> set[str]:
-    """Returns a file and all files of this folder that the file imports, directly or indirectly."""
+    """Returns the name of a file and of all test files and helpers that the file imports, directly
+    or indirectly."""
     found, ahead = set(), [file]
     while ahead:
         name = ahead.pop()
-        if name in found or not (TESTS / name).exists():
+        path = next((x / name for x in FOLDERS if (x / name).exists()), None)
+        if name in found or path is None:
             continue
         found.add(name)
-        for node in ast.walk(ast.parse((TESTS / name).read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 ahead.append(f"{node.module}.py")
             elif isinstance(node, ast.Import):
@@ -88,24 +92,16 @@ def changed_since(commit: str) -> list[Wrong]:
     commit."""
     files = {*git("diff", "--name-only", commit).split()}
     files |= {*git("ls-files", "--others", "--exclude-standard").split()}
-    tests = {f.removeprefix("tests/") for f in files}
+    tests = {f.rpartition("/")[2] for f in files if f.startswith("tests/")}
     known = {
-        ast.dump(node)
-        for file in git("ls-tree", "--name-only", commit, "tests/").split()
-        if Path(file).name.startswith("wrong_")
-        for node in ast.walk(ast.parse(git("show", f"{commit}:{file}")))
-    }
-    new = {
-        node.args[0].value
-        for file in TESTS.glob("wrong_*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Wrong"
-        if ast.dump(node) not in known
+        wrong
+        for file in git("ls-tree", "--name-only", commit, "tests/wrong/").split()
+        for wrong in table(git("show", f"{commit}:{file}"))
     }
     return [
         wrong
         for wrong in WRONG
-        if wrong.name in new
+        if wrong not in known
         or str(Path(path_of(wrong.module)).relative_to(ROOT)) in files
         or any(helpers(test.partition("::")[0]) & tests for test in wrong.tests)
     ]
@@ -114,7 +110,11 @@ def changed_since(commit: str) -> list[Wrong]:
 def digest() -> str:
     """Returns a digest of every file on which a result depends."""
     names = git("ls-files", "--cached", "--others", "--exclude-standard").split("\n")
-    code = [ROOT / name for name in sorted(set(names)) if name.endswith((".py", ".json", ".toml"))]
+    code = [
+        ROOT / name
+        for name in sorted(set(names))
+        if name.endswith((".py", ".txt", ".json", ".toml"))
+    ]
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in code if p.is_file())).hexdigest()
 
 

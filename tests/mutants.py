@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 from impostors import ROOT, Impostor, finished, path_of, prepare, start
 
 # Test files of each module, cheapest first; a mutant ends with the first file that notices it.

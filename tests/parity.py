@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import families
-import ggufs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +21,11 @@ import numpy.typing as npt
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained, sampling
 from jaxrl_po.language.pretrained import architectures
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+import families
+import ggufs
 
 GOLDEN = Path(__file__).parent / "golden_pretrained.json"
 LENGTH, NEW = families.LENGTH, families.NEW

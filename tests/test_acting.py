@@ -3,6 +3,7 @@
 import json
 import re
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,13 @@ from names import ROOT
 from jaxrl_po import control, run
 from jaxrl_po.cli import export
 from jaxrl_po.config import ConfigError
+from jaxrl_po.control import normalizer
 from jaxrl_po.control.acting import Acting
+from jaxrl_po.control.recorded import recorded_from_settings
+from jaxrl_po.control.spaces import read_spaces
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS
 from jaxrl_po.run.devices.seeds import select_seed
+from jaxrl_po.types import TrainState
 
 ENV = gymnax.make("Pendulum-v1")[0]
 SIZES = {"num_envs": 4, "num_steps": 8, "normalize_observations": True}
@@ -72,7 +77,7 @@ def trained(request, tmp_path_factory):
     return problem, out, select_seed(state, 1)
 
 
-def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
+def test_run_and_problem_policies_act_alike(trained, tmp_path):
     """Compares both over an episode that the run's policy plays, each with its own memory, with the
     networks applied directly and with the arrays of `save`."""
     problem, out, state = trained
@@ -94,7 +99,7 @@ def test_policies_of_a_run_and_of_its_problem_act_alike(trained, tmp_path):
     np.testing.assert_allclose(policy.act(jnp.stack(seen)), actions, rtol=1e-5)
     statistics = state.collector.replicated[OBSERVATION_STATISTICS]
     mean, std = np.asarray(statistics.mean), np.asarray(statistics.std())
-    scaled = np.clip((np.stack(seen) - mean) / std, -10.0, 10.0)
+    scaled = np.clip((np.stack(seen) - mean) / (std + 1e-4), -10.0, 10.0)
     mode = problem.apply(state.params, scaled)[0].mode()
     np.testing.assert_allclose(np.clip(2.0 * mode, -2.0, 2.0), actions, rtol=5e-3)
     policy.save(tmp_path / "policy.npz")
@@ -121,3 +126,35 @@ def by_numpy(path, observation):
 def test_policy_is_saved_as_npz_alone(trained, tmp_path):
     with pytest.raises(ConfigError, match=r"^path: must end in .npz, got .*policy.pkl$"):
         Acting(trained[0], trained[2]).save(tmp_path / "policy.pkl")
+
+
+def acting_in(action_space):
+    """Returns the policy of an untrained problem with two observed numbers, the first constant."""
+    observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2,))
+    spaces = read_spaces("mine", observation_space, action_space)
+    settings = control.ControlSettings(num_envs=2, num_steps=2, normalize_observations=True)
+    problem = recorded_from_settings(spaces, settings, control.NetworkSettings())
+    params, collector = problem.init(jax.random.key(0))
+    seen = normalizer.merge_batch(normalizer.empty((2,)), jnp.array([[3.0, 1.0], [3.0, 2.0]]))
+    collector = collector._replace(replicated={OBSERVATION_STATISTICS: seen})
+    state = TrainState(
+        params, None, None, jnp.float32(0.0), collector, jax.random.key(0), jnp.int32(0)
+    )
+    return Acting(problem, state)
+
+
+def test_saved_policy_knows_bounds_and_first_actions():
+    box = gymnasium.spaces.Box(np.float32([-2.0, 0.0]), np.float32([6.0, np.inf]))
+    saved = acting_in(box).arrays()
+    np.testing.assert_allclose(saved["observation/std"], [1e-4, 0.5001], rtol=1e-6)
+    assert saved["action/low"].tolist() == [-2.0, 0.0]
+    assert saved["action/high"].tolist() == [6.0, np.inf]
+    several = gymnasium.spaces.MultiDiscrete([3, 4], start=[2, 7])
+    assert acting_in(several).arrays()["action/first"].tolist() == [2, 7]
+
+
+def test_lists_of_observations_are_batches():
+    policy, seen = acting_in(gymnasium.spaces.Box(-2.0, 6.0, (2,))), [[3.0, 1.0], [2.0, -1.0]]
+    expected = np.stack([policy.act(np.float32(each)) for each in seen])
+    np.testing.assert_allclose(policy.act([np.array(each) for each in seen]), expected, rtol=1e-5)
+    np.testing.assert_allclose(policy.act(seen[1]), expected[1], rtol=1e-5)

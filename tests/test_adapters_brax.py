@@ -78,7 +78,7 @@ def test_a_step_is_braxs_own():
         np.testing.assert_array_equal(ours.terminated[:last, row], state.done[:last, row])
 
 
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+def test_time_limit_truncates_and_reset_starts_next_episode():
     _, running, ours, _, fresh = beside()
     assert not ours.terminated[:, 0].any()
     np.testing.assert_array_equal(ours.truncated[:, 0], np.arange(LIMIT) == LIMIT - 1)

@@ -34,7 +34,7 @@ def vector(seen):
 
 
 @pytest.mark.slow
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+def test_time_limit_truncates_and_reset_starts_next_episode():
     key, (fresh, _) = laws.cuts_by_time(MAKE, LEFT)
     env, params = raw()
     want = jax.jit(env.reset_env)(key, params)[0]
@@ -47,7 +47,7 @@ def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(MAKE, LEFT)
 
 
-def test_observations_are_the_suites_and_only_the_player_ends_an_episode():
+def test_observations_match_the_suite_and_death_ends_episodes():
     """Steps from one state beside the suite's own environment; past the suite's time limit; and
     without health."""
     environment, (env, params) = MAKE(max_steps=15_000), raw()
@@ -83,7 +83,7 @@ def test_ppo_learns():
 @pytest.mark.parametrize(
     ("name", "seen", "size"), [(SMALL, (7, 9, 21), 22), ("Craftax-Symbolic-v1", (9, 11, 83), 51)]
 )
-def test_a_vector_is_seen_as_the_map_and_the_player(name, seen, size):
+def test_vector_observation_splits_into_map_and_player(name, seen, size):
     observation = adapter.make(name).spaces.observation
     assert observation["map"].shape == seen
     assert observation["player"].shape == (size,)

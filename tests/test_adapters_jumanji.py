@@ -33,7 +33,7 @@ def has_legal_actions(batch, legal_of):
     assert not batch.inputs.legal.all()
 
 
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+def test_time_limit_truncates_and_reset_starts_next_episode():
     key, (fresh, _) = laws.cuts_by_time(SNAKE, DOWN, lambda seen: seen.policy["grid"])
     _, timestep = jax.jit(jumanji.make("Snake-v1").reset)(key)
     laws.same(fresh.policy["grid"], timestep.observation.grid)
@@ -45,7 +45,7 @@ def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(SNAKE, DOWN)
 
 
-def test_running_into_a_wall_is_an_end_by_itself_also_in_the_last_step():
+def test_hitting_a_wall_terminates_even_at_the_limit():
     environment = SNAKE(num_rows=4, num_cols=4)
     running = laws.begun(environment, jax.random.key(0))
     rows_above = int(running.state.head_position.row)
@@ -55,7 +55,7 @@ def test_running_into_a_wall_is_an_end_by_itself_also_in_the_last_step():
         laws.ends_by_itself(environment, running, walk)
 
 
-def test_the_time_limit_is_the_suites_or_bounds_what_has_none():
+def test_time_limit_is_the_suites_or_a_default():
     assert adapter.make("Maze-v0").max_steps == 100
     assert adapter.make("Game2048-v1").max_steps == 10_000
 
@@ -90,7 +90,7 @@ def test_observations_rewards_and_masks_are_the_suites():
     assert total > 0
 
 
-def test_steps_after_the_same_state_depend_on_the_key():
+def test_next_state_depends_on_the_key():
     """Jumanji's state holds the key of all later steps; branches from one state must differ
     nevertheless."""
     environment = adapter.make("Game2048-v1", reset_interval=1)
@@ -111,7 +111,7 @@ def packed():
 
 
 @pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # ignores a warning of the suite
-def test_a_flat_action_of_bin_pack_is_a_space_and_an_item():
+def test_flat_bin_pack_action_is_space_and_item():
     environment, seen, running, space, item = packed()
     assert environment.spaces.num_actions == 40 * 20
     laws.same(seen.legal.reshape(40, 20), running.state.action_mask)
@@ -135,13 +135,13 @@ def test_a_step_of_bin_pack_is_the_suites():
 
 
 @pytest.mark.slow
-def test_ppo_learns_from_one_choice_and_samples_legal_actions():
+def test_ppo_learns_one_choice_with_legal_samples():
     _, batch, _ = laws.learns(SNAKE(num_rows=4, num_cols=4, max_steps=20, reset_interval=1))
     has_legal_actions(batch, lambda legal, action: legal[action])
 
 
 @pytest.mark.slow
-def test_ppo_learns_from_several_choices_and_samples_legal_actions():
+def test_ppo_learns_several_choices_with_legal_samples():
     environment = adapter.make("JobShop-v0", max_steps=20)
     assert environment.spaces.choices == (21,) * 10
     _, batch, _ = laws.learns(environment)
@@ -193,7 +193,7 @@ def test_what_cannot_work_is_refused():
         SNAKE(colour=1)
 
 
-def test_a_snake_that_has_enclosed_itself_may_do_anything():
+def test_enclosed_snake_may_take_any_action():
     """This library's environment allows all actions where the suite allows none before the episode
     ends."""
     environment = SNAKE(num_rows=3, num_cols=3)
@@ -220,7 +220,7 @@ def test_a_snake_that_has_enclosed_itself_may_do_anything():
     assert enclosed
 
 
-def test_without_its_mask_the_policy_may_do_what_is_illegal():
+def test_policy_without_mask_may_act_illegally():
     environment = SNAKE(num_rows=4, num_cols=4, mask=False)
     assert environment.spaces.observation.legal is None
     problem = control.make_problem(environment, num_envs=4, num_steps=16)

@@ -65,7 +65,7 @@ def test_a_step_is_playgrounds_own(repeat):
 
 
 @pytest.mark.parametrize("interval", [1, 2])
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset(interval):
+def test_time_limit_truncates_and_reset_starts_next_episode(interval):
     make = functools.partial(playground.make, NAME)
     key, fresh = laws.cuts_by_time(make, 1.0, reset_interval=interval, atol=1e-6)
     theirs = jax.jit(raw().reset)(key)

@@ -19,13 +19,13 @@ RANDOM = functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8")
 TO_THE_GOAL = [FORWARD, FORWARD, CLOCKWISE, FORWARD, FORWARD]
 
 
-def test_names_are_those_of_the_suite_and_memory_is_among_them():
+def test_names_match_the_suite_and_include_memory():
     assert {"MiniGrid-MemoryS8", "MiniGrid-Empty-8x8", "XLand-MiniGrid-R1-9x9"} <= set(
         adapter.names()
     )
 
 
-def test_an_episode_cut_by_time_is_truncated_and_the_next_is_a_draw_of_reset():
+def test_time_limit_truncates_and_reset_starts_next_episode():
     key, (fresh, _) = laws.cuts_by_time(RANDOM, CLOCKWISE)
     env, params = xminigrid.make("MiniGrid-EmptyRandom-8x8")
     raw = jax.jit(env.reset)(params, key).observation
@@ -39,7 +39,7 @@ def test_no_two_episodes_begin_alike():
 
 
 @pytest.mark.parametrize("max_steps", [5, 100])
-def test_reaching_the_goal_is_an_end_by_itself_also_in_the_last_step(max_steps):
+def test_reaching_the_goal_terminates_even_at_the_limit(max_steps):
     environment = adapter.make("MiniGrid-Empty-5x5", max_steps=max_steps)
     running = laws.begun(environment, jax.random.key(0))
     states, transitions = laws.ends_by_itself(environment, running, TO_THE_GOAL)
@@ -75,7 +75,7 @@ def test_ppo_learns_from_a_memory_task():
     laws.learns(adapter.make("MiniGrid-MemoryS8", max_steps=20, view_size=5))
 
 
-def test_xland_draws_a_task_for_each_episode_and_shows_it(tmp_path):
+def test_xland_draws_and_shows_a_task_per_episode(tmp_path):
     goals = pytest.importorskip("xminigrid.core.goals")
     benchmarks = pytest.importorskip("xminigrid.benchmarks")
     ball = jnp.array([3, 1], jnp.uint8)

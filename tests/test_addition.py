@@ -123,7 +123,7 @@ def test_verifier_accepts_the_demonstration_and_nothing_else(variant, slack):
     np.testing.assert_array_equal(score, np.broadcast_to(np.arange(length + 1) == 0, score.shape))
 
 
-def test_right_digits_without_eos_or_with_more_behind_them_are_wrong():
+def test_right_digits_without_proper_end_are_wrong():
     task = make(2, False)
     problem = (jnp.uint32(12), jnp.uint32(30))  # 42
     digits, eos, pad = task.tokenizer.encode("24"), task.tokenizer.eos, task.tokenizer.pad
@@ -137,7 +137,7 @@ def test_right_digits_without_eos_or_with_more_behind_them_are_wrong():
         assert float(task.score(problem, jnp.array(tokens))) == want
 
 
-def test_credit_sums_to_the_score_of_a_right_answer():
+def test_credit_sums_to_score_of_right_answer():
     """The answer `24` and EOS are three tokens with a credit of 1/3 each; padding earns no
     credit."""
     task = make(2, False)
@@ -152,7 +152,7 @@ def test_credit_sums_to_the_score_of_a_right_answer():
     np.testing.assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-6)
 
 
-def test_splits_are_disjoint_and_cover_every_pair_of_two_digits():
+def test_splits_partition_all_pairs_of_two_digits():
     """Among all 10,000 ordered pairs, b + a is in the split of a + b; about one pair in ten is held
     out."""
     a, b = np.meshgrid(np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint32))

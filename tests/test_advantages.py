@@ -154,7 +154,7 @@ def test_an_episode_does_not_feel_the_next_one(seed):
         )
 
 
-def test_a_nan_value_behind_a_termination_is_not_read():
+def test_nan_value_behind_termination_is_not_read():
     inputs = stream(
         [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [20.0, np.nan, 40.0], [False, True, False], NONE
     )
@@ -236,7 +236,7 @@ def test_equal_rewards_give_exactly_zero(estimator):
     np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
 
 
-def test_std_of_equal_rewards_is_not_zero_in_floating_point():
+def test_std_of_equal_rewards_is_nonzero_by_rounding():
     """Maximum and minimum decide equality, because `std > 0` calls many constant groups
     informative."""
     groups = constant_groups()

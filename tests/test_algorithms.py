@@ -11,7 +11,7 @@ import numpy as np
 import ppo_reference
 import pytest
 from learners import ALGORITHMS, CASES, FIT, PROBLEMS, jitted, make
-from probes import tabular_problem
+from probes import norm, tabular_problem
 
 from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, reinforce, sft
 from jaxrl_po.config import as_arrays
@@ -118,12 +118,6 @@ def test_kl_is_of_the_whole_update(algorithm, stride):
     k3 = np.mean(np.expm1(-difference) + difference)
     assert k3 > 1e-9
     np.testing.assert_allclose(metrics["kl"].value(), k3, rtol=1e-2, atol=1e-9)
-
-
-def norm(tree):
-    return np.sqrt(
-        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
-    )
 
 
 def minus(a, b):

@@ -94,7 +94,7 @@ class Lowered:
 
 
 @pytest.mark.parametrize(("capacity", "fits"), [(138, True), (137, False), (None, True)])
-def test_a_program_fits_if_its_total_is_within_the_memory(monkeypatch, capacity, fits):
+def test_program_fits_if_its_total_fits_memory(monkeypatch, capacity, fits):
     """Outputs that replace a donated argument count once."""
     monkeypatch.setattr(jax, "jit", lambda *_, **options: Lowered((100, 90, 85, 30, 3)))
     machine = topology.Machine("tpu:v5e:1x1", (), capacity)
@@ -170,7 +170,7 @@ def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [None, 4])
-def test_programs_that_sample_nothing_are_of_the_machine_too(columns):
+def test_supervised_programs_target_the_described_machine(columns):
     task = addition(1)
     model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
     placement = Placement(1, 1, 1, described=(SimpleNamespace(platform="tpu"),))

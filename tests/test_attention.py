@@ -72,7 +72,7 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
 
 
 @pytest.mark.parametrize("layers", [2, 5], ids=["unrolled", "scanned"])
-def test_a_model_of_several_windows_passes_whole_rows_through_the_kernel(layers, monkeypatch):
+def test_model_with_several_windows_uses_the_kernel(layers, monkeypatch):
     """Outputs and gradients are the same, with prompts computed once per group where possible; a
     pass with a cache has no kernel."""
     model = Transformer(
@@ -136,7 +136,7 @@ def test_what_no_kernel_computes_is_refused(target, switches, said):
         problem(target, **switches)
 
 
-def test_each_target_has_its_kernel_and_natural_steps_have_none():
+def test_each_target_has_its_kernel_except_natural_steps():
     made = problem(TPU)
     shapes = jax.eval_shape(made.init, jax.random.key(0))
     batch = jax.eval_shape(made.collect, *shapes, jax.random.key(0))[1]

@@ -96,7 +96,7 @@ def test_short_loops_take_several_steps_at_a_time():
     assert scans(walk(hoisting.SHORT + 1), 1.0) == [1]
 
 
-def test_steps_with_long_loops_inside_are_taken_one_at_a_time():
+def test_steps_with_long_inner_loops_run_in_sequence():
     def step(x, _):
         def inner(x, _):
             for _ in range(hoisting.SHORT):
@@ -253,7 +253,7 @@ def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, 
     }
 
 
-def test_a_method_may_be_for_another_target_than_its_problem():
+def test_method_may_target_another_platform_than_its_problem():
     problem = on_cartpole(ppo, ppo.Config(), None)[1]
     learner = ppo.make(ppo.Config(), problem, target=GPU)
     state = jax.eval_shape(learner.init, jax.random.key(0))

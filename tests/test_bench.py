@@ -75,7 +75,7 @@ def turns(folder, name):
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_a_row_takes_turns_fills_the_page_and_is_kept(programs, capsys):
+def test_row_takes_turns_fills_page_and_is_stored(programs, capsys):
     folder = programs(
         [9.0, 2000.0, 2100.0, 2000.0],
         {"--threads=1": [500.0], "--threads=2": [1000.0]},
@@ -111,7 +111,7 @@ def test_a_row_takes_turns_fills_the_page_and_is_kept(programs, capsys):
     assert (folder / "out" / "bench.md").read_text().startswith("Measured with --tiny: no figure")
 
 
-def test_a_noisy_row_says_so_and_is_measured_again(programs):
+def test_noisy_row_is_marked_and_measured_again(programs):
     folder = programs([4.0, 4.0, 1.0, 4.0], [0.25], unit="seconds_per_iteration")
     assert start(folder) == 0
     text = (folder / "out" / "bench.md").read_text()
@@ -266,7 +266,7 @@ def test_a_repository_is_cloned_at_its_commit(tmp_path, monkeypatch):
         libraries.clone(libraries.Repository("nowhere", "0" * 40))
 
 
-def test_an_error_of_a_program_is_its_last_line(monkeypatch):
+def test_program_error_is_its_last_line(monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "somewhere")
     asks = "import os; print('JAX_COMPILATION_CACHE_DIR' in os.environ)"
     assert timing.output_of([sys.executable, "-c", asks]) == "False\n"
@@ -284,7 +284,7 @@ def test_an_error_of_a_program_is_its_last_line(monkeypatch):
         timing.output_of(["nowhere"])
 
 
-def test_the_clock_counts_the_processors_that_may_be_used(tmp_path, monkeypatch):
+def test_clock_counts_usable_processors(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
     stat.write_text(
         "cpu  900 0 0 900 0 0 0 0 0 0\n"

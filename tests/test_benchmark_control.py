@@ -15,7 +15,7 @@ from experiments.benchmarks import control as benchmark_control
 from jaxrl_po import control
 
 
-def test_turns_run_there_and_back_and_the_first_does_not_count():
+def test_order_of_turns_reverses_and_first_is_dropped():
     order = []
     clocks = {name: lambda name=name: order.append(name) or float(len(order)) for name in "ab"}
     assert timing.in_turns(clocks, 2) == {"a": [3.0, 6.0], "b": [4.0, 5.0]}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import drawn
 
 from jaxrl_po import language, optimizers, updates
 from jaxrl_po.algorithms import grpo
@@ -25,14 +26,6 @@ BEFORE = {
     ("attention", "out"): ([0.2152103, 0.1906206], [0.1823677, 0.2256487]),
     ("mlp", "down"): ([0.16934, 0.1758346], [0.144097, 0.1642854]),
 }
-
-
-def drawn(model, scale=0.5):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray(scale * generator.normal(size=x.shape), x.dtype),
-        model.parameter_shapes(),
-    )
 
 
 def by_hand(model, params, tokens, pad):
@@ -97,7 +90,7 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
         layers |= {"layer_types": kinds[:DEEP]}
     model = architectures.read(families.CONFIGS[name] | layers, remat=remat)
     assert model.scanned
-    params = drawn(model)
+    params = drawn(model.parameter_shapes(), 0.5)
     found, last = jax.jit(
         lambda params: [model.apply(params, TOKENS, PAD, last=last)[0] for last in (0, 2)]
     )(params)
@@ -110,7 +103,7 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
 def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
     """Compares values, gradients, and completions sampled with a cache."""
     model = Transformer(14, width=8, layers=DEEP, heads=2, mlp_width=12, lora=adapters)
-    params = drawn(model)
+    params = drawn(model.parameter_shapes(), 0.5)
 
     def found(unrolled):
         monkeypatch.setattr(transformer, "UNROLLED", unrolled)
@@ -162,10 +155,10 @@ def test_the_cache_of_scanned_blocks_leads_with_rows():
     assert {(leaf.shape, str(leaf.dtype)) for leaf in leaves} == {((3, DEEP, 1, 7, 4), "bfloat16")}
 
 
-def test_the_cache_of_scanned_blocks_is_updated_in_place():
+def test_cache_of_scanned_blocks_is_updated_in_place():
     """No instruction of a decoding step creates a second array of the cache's size."""
     model = Transformer(14, width=8, layers=DEEP, heads=2)
-    cache, params = model.empty_cache(3, 50), drawn(model)
+    cache, params = model.empty_cache(3, 50), drawn(model.parameter_shapes(), 0.5)
 
     def decode(cache):
         def step(column, cache):
@@ -178,7 +171,7 @@ def test_the_cache_of_scanned_blocks_is_updated_in_place():
     assert program.memory_analysis().temp_size_in_bytes < 0.75 * held
 
 
-def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
+def test_bfloat16_parameters_have_float32_moments_and_round_once():
     """Adam's first step is 0.001957 by hand, just over half of the distance from 1 to 1 − 2⁻⁸.
 
     With moments in bfloat16, the step would be exactly half of the distance 2⁻⁸, and a parameter of
@@ -203,7 +196,7 @@ def test_bfloat16_parameters_have_float32_moments_and_are_rounded_once():
         assert {str(x.dtype) for x in jax.tree.leaves(each)} == {"float32", "int32"}
 
 
-def test_a_shallow_model_begins_with_what_a_key_has_always_given():
+def test_shallow_model_keeps_its_initialization_by_key():
     """The matrices have the means of commit 0fc4288, in which each block had its own names."""
     model = Transformer(14, width=16, heads=4, mlp_width=24, lora=Lora(rank=2))
     variables = jax.jit(model.init)(jax.random.key(7), TOKENS, PAD)
@@ -219,14 +212,14 @@ def test_a_shallow_model_begins_with_what_a_key_has_always_given():
 def test_parameters_of_another_depth_are_refused(depth):
     """A missing block would otherwise be taken from the last block that exists."""
     model = Transformer(14, width=8, layers=depth, heads=2, mlp_width=12)
-    params = drawn(model)
+    params = drawn(model.parameter_shapes(), 0.5)
     for other in (depth - 1, depth + 1):
         with pytest.raises(AssertionError, match="Tree leaf"):
             model.clone(layers=other).apply(params, TOKENS, PAD)
 
 
 def test_a_model_with_adapters_asks_for_them():
-    params = drawn(Transformer(14, width=8, heads=2, mlp_width=12))
+    params = drawn(Transformer(14, width=8, heads=2, mlp_width=12).parameter_shapes(), 0.5)
     model = Transformer(14, width=8, heads=2, mlp_width=12, lora=Lora(rank=2))
     with pytest.raises(flax.errors.ScopeCollectionNotFound, match="lora"):
         model.apply(params, TOKENS, PAD)

@@ -135,7 +135,7 @@ def test_classes_inside_of_structures_are_counted():
     assert float(share["frac_out_of_range"].metric()) == pytest.approx(1 / 3)
 
 
-def test_environments_of_the_host_are_counted_by_their_mask():
+def test_host_environments_are_counted_by_their_mask():
     space = gymnasium.spaces.Discrete(3)
     found = read_spaces("host", space, gymnasium.spaces.Discrete(2))
     problem = control.recorded_from_settings(

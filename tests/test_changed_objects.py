@@ -89,7 +89,7 @@ def trained(tmp_path_factory):
 
 def told(resumed):
     found = prepare(DOMAINS[resumed.script], resumed.read()).display.notes
-    return [line for line in found if "in a changed environment" in line]
+    return [line for line in found if "under other circumstances" in line]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,13 @@ def test_changed_object_is_named_on_resume(trained, change, expected):
     found = told(read_experiment(str(trained[0]), **objects(change)))
     assert len(found) == bool(expected)
     assert all(re.search(rf"may differ: {expected}$", line) for line in found)
+
+
+def test_changed_object_is_named_on_load(trained, capsys):
+    run.load(trained[0], **objects(SAME))
+    assert capsys.readouterr().err == ""
+    run.load(trained[0], **objects(("-jnp.abs", "jnp.abs")))
+    assert re.search(r"was made with other code: env: \w+:Cue → \w+:Cue$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("change", [UNREADABLE, ("-jnp.abs", "jnp.abs")])
@@ -240,9 +247,7 @@ def test_sweep_names_a_changed_object(tmp_path, monkeypatch, capsys):
             **SETTINGS, env=names["Cue"](), out=tmp_path / "sweep", over=SIZES
         )
         run.sweep(experiment, over=over, evaluations=2, **options)
-        return "in a changed environment, so the last digits may differ: env" in (
-            capsys.readouterr().out
-        )
+        return "under other circumstances, so numbers may differ: env" in capsys.readouterr().out
 
     assert not sweep(SAME)
     assert not sweep(SAME, resume=True)

@@ -163,7 +163,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_is_used(saved, damage, capfd):
+def test_damaged_checkpoint_is_reported_and_previous_is_used(saved, damage, capfd):
     damage(saved / "3")
     iteration, loaded, told, left = load(saved)
     assert iteration == 2
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_is_used(saved, da
     assert capfd.readouterr().err == ""
 
 
-def test_files_that_a_viewer_or_a_file_system_leaves_behind_damage_nothing(saved):
+def test_foreign_files_do_not_damage_checkpoints(saved):
     for place in ("", "3", "3/default", "3/default/d"):
         (saved / place / ".DS_Store").write_bytes(b"Bud1")
         (saved / place / "@eaDir").mkdir()
@@ -182,7 +182,7 @@ def test_files_that_a_viewer_or_a_file_system_leaves_behind_damage_nothing(saved
     assert bits(loaded) == bits(state(3)) == bits(checkpoint.peek(saved, state())[1])
 
 
-def test_a_checkpoint_that_cannot_be_read_now_is_not_dropped(saved, monkeypatch):
+def test_temporarily_unreadable_checkpoint_is_not_dropped(saved, monkeypatch):
     def refuse(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
@@ -200,7 +200,7 @@ def test_an_unfinished_checkpoint_is_not_used(saved):
     assert told == [f"checkpoint {saved / '3'} is unfinished and dropped"]
 
 
-def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved, monkeypatch):
+def test_peeking_finds_newest_intact_checkpoint_without_changes(saved, monkeypatch):
     # An intact checkpoint does not need other folders.
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     DAMAGES[0](saved / "3")
@@ -218,9 +218,7 @@ def test_peeking_finds_the_newest_intact_one_and_changes_nothing(saved, monkeypa
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_checkpoint_that_its_writer_deletes_while_it_is_read_is_not_used(
-    saved, monkeypatch, raises
-):
+def test_checkpoint_deleted_during_reading_is_not_used(saved, monkeypatch, raises):
     """The writer continues with the next checkpoint, which is then read in place of the deleted
     one."""
     restore, read = ocp.CheckpointManager.restore, []
@@ -255,7 +253,7 @@ def test_if_all_are_damaged_nothing_is_removed(saved):
     assert sorted(path for path in saved.rglob("*")) == before
 
 
-def test_after_a_fallback_the_run_saves_that_iteration_again(saved):
+def test_fallback_saves_that_iteration_again(saved):
     truncate(saved / "3")
     with Store(saved) as store:
         store.load(state(), report=lambda line: None)

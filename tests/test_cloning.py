@@ -15,7 +15,7 @@ from jaxrl_po.control.modules import NetworkSettings
 ENV = gymnax.make("CartPole-v1")[0]
 
 
-def test_steps_are_drawn_with_their_actions_whatever_the_layout():
+def test_steps_keep_their_actions_in_every_layout():
     """Every entry of observation i is i, and the action for observation i is i modulo 2."""
     problem = control.make_problem(ENV, num_envs=4, num_steps=3)
     observation = jnp.repeat(jnp.arange(50.0)[:, None], 4, axis=1)
@@ -66,7 +66,7 @@ def recorded(path, **changed):
 
 
 @pytest.mark.slow
-def test_ten_episodes_of_cart_pole_are_cloned_and_recorded_again(tmp_path):
+def test_ten_cart_pole_episodes_are_cloned_and_recorded(tmp_path):
     given = recorded(tmp_path / "ten.npz")
     sizes = ["--problem.num_envs=4", "--problem.num_steps=64", "--total_steps=256000"]
     out = tmp_path / "run"

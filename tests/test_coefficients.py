@@ -48,7 +48,7 @@ def test_the_entropy_bonus_raises_entropy_in_proportion(algorithm):
 
 
 @number("value_coefficient", "ppo", "a2c")
-def test_the_value_loss_is_half_the_squared_error_times_its_coefficient(algorithm):
+def test_value_loss_is_coefficient_times_half_squared_error(algorithm):
     k = known(algorithm)
     target = n_step(k, 0.99, 5) if algorithm == "a2c" else gae(k, 0.99, 0.95) + k.value
     towards = value_gradient(algorithm, weights(algorithm) * (target - k.value_now))
@@ -91,7 +91,7 @@ def test_rloo_takes_the_distance_from_the_outcome(algorithm):
 
 
 @number("kl_coefficient", "reinforce_pp")
-def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_loss(algorithm):
+def test_reinforce_pp_puts_kl_in_returns_or_loss(algorithm):
     k = known(algorithm)
     for c in (0.5, 1.0):
         reward = k.mask * (k.reward - c * (k.old - k.reference))
@@ -107,7 +107,7 @@ def test_reinforce_pp_takes_the_distance_from_what_follows_or_adds_it_to_the_los
 
 
 @number("kl_coefficient", "ppo_penalty")
-def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
+def test_ppo_is_pulled_back_to_the_update_start(algorithm):
     """The first step of an update has no gradient.
 
     The second step of the update has the gradient of the exact KL(old ‖ new).
@@ -125,7 +125,7 @@ def test_ppo_is_pulled_back_to_where_the_update_began(algorithm):
 
 
 @number("reference_kl_coefficient", "ppo_reference")
-def test_ppo_takes_the_distance_to_the_reference_from_each_reward(algorithm):
+def test_ppo_subtracts_reference_kl_from_each_reward(algorithm):
     k = known(algorithm)
     for c in (0.0, 0.5, 1.0):
         reward = k.reward - c * k.mask * (k.old - k.reference)
@@ -166,7 +166,7 @@ def test_lambda_decays_what_follows(algorithm):
 
 
 @number("std_epsilon", "grpo")
-def test_std_epsilon_is_added_to_the_std_of_the_group(algorithm):
+def test_std_epsilon_is_added_to_group_std(algorithm):
     k = known(algorithm)
     for epsilon in (0.1, 0.5, 1.0):
         advantage = in_group(k, k.score, epsilon)
@@ -175,7 +175,7 @@ def test_std_epsilon_is_added_to_the_std_of_the_group(algorithm):
 
 
 @number("overlong_factor", "dapo")
-def test_the_punishment_of_length_is_its_factor_times_the_share_of_the_cache(algorithm):
+def test_length_penalty_is_factor_times_share_of_cache(algorithm):
     k = known(algorithm)
     for factor in (0.5, 1.0, 2.0):
         reward = k.score.ravel() - factor * np.clip((k.mask.sum(1) - 2) / 6, 0, 1)

@@ -28,7 +28,7 @@ from jaxrl_po.config import as_arrays
 
 
 @number("temperature_positive temperature_negative", "sapo")
-def test_the_gate_closes_on_either_side_as_fast_as_its_temperature(algorithm):
+def test_gate_closes_at_the_rate_of_each_temperature(algorithm):
     """The gradient of a token is the gradient of −r A times 4 p (1 − p)."""
     k = known(algorithm)
     advantage = in_group(k, k.score)
@@ -74,7 +74,7 @@ def test_clip_fractions_are_shares_of_tokens(algorithm):
 
 
 @number("delta_low delta_high max_ratio", "dppo")
-def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
+def test_dppo_stops_at_a_given_change_of_probability(algorithm):
     """The change is measured against the sampler: π_old has no influence on it."""
     k = known(algorithm)
     advantage = in_group(k, k.score)
@@ -94,7 +94,7 @@ def test_dppo_stops_where_a_probability_has_changed_that_much(algorithm):
 
 
 @number("share penalty", "kl_cov")
-def test_the_tokens_of_the_largest_covariance_are_held_back(algorithm):
+def test_tokens_of_largest_covariance_are_held_back(algorithm):
     k = known(algorithm)
     advantage, inside = in_group(k, k.score), k.mask > 0
     product = (advantage - advantage[inside].mean()) * (k.old - k.old[inside].mean())
@@ -125,7 +125,7 @@ def test_rounding_of_the_sampler_is_not_penalised():
 
 
 @number("correction_low correction_high", "grpo")
-def test_the_surrogate_is_weighted_by_what_the_sampler_missed_and_the_penalty_is_not(algorithm):
+def test_sampler_weight_applies_to_surrogate_but_not_penalty(algorithm):
     k = known(algorithm)
     advantage, rho = in_group(k, k.score), np.exp(k.old - k.sampler)
     clip = k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
@@ -150,7 +150,7 @@ def gradient_of_k3(k):
 
 
 @number("off_policy_kl", "grpo")
-def test_wrong_responses_far_from_the_sampler_are_dropped_and_still_counted(algorithm):
+def test_wrong_responses_far_from_sampler_drop_but_count(algorithm):
     k = known(algorithm)
     advantage = in_group(k, k.score)
     behind = (k.mask * (k.sampler - k.now)).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)
@@ -166,7 +166,7 @@ def test_wrong_responses_far_from_the_sampler_are_dropped_and_still_counted(algo
     assert kept[0] < kept[1] < kept[2] == advantage.size
 
 
-def test_the_reweighted_penalty_has_the_gradient_of_the_kl_to_the_reference():
+def test_reweighted_penalty_has_gradient_of_reference_kl():
     """The derivative is d(r k3) = r (k3 + 1 − π_ref / π) d log π = r (log π − log π_ref) d log
     π."""
     k = known("grpo")
@@ -185,7 +185,7 @@ def test_distillation_follows_the_teacher_token_by_token():
     np.testing.assert_allclose(metrics["teacher_kl"], kl, rtol=1e-4)
 
 
-def test_pkpo_counts_what_a_response_adds_to_the_others():
+def test_pkpo_counts_marginal_gain_of_each_response():
     """For k = 2 the gain of a response is twice its mean margin over the other responses, where
     positive."""
     k = known("pkpo")
@@ -196,7 +196,7 @@ def test_pkpo_counts_what_a_response_adds_to_the_others():
 
 
 @pytest.mark.parametrize("scale", ["batch", "mean"])
-def test_the_divisor_is_the_std_of_the_batch_or_the_mean_of_the_group(scale):
+def test_divisor_is_batch_std_or_group_mean(scale):
     k = known("grpo")
     centred = k.score - k.score.mean(1, keepdims=True)
     divisor = k.score.std() + 1e-6 if scale == "batch" else k.score.mean(1, keepdims=True)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import own_modules
 import pytest
 from own_modules import Bigrams, Both, Counting, Critic, Noisy, Policy, Through
 
@@ -146,7 +147,7 @@ def test_constants_are_saved_and_differ_by_seed(tmp_path):
 def test_a_run_of_the_command_carries_constants(tmp_path):
     """Constants are carried over two devices, in evaluations, from the run's folder, and into a run
     that starts from this run."""
-    own = f"{__file__.rsplit('/', 1)[0]}/own_modules.py"
+    own = own_modules.__file__
     flags = [
         *(f"--problem.{name}={size}" for name, size in SIZES.items()),
         *(f"--policy={own}:Policy", f"--critic={own}:Critic", "--seeds=1", "--total_steps=32"),

@@ -1,6 +1,7 @@
-"""Tests that programs compile with the settings of their backend, unless the user has chosen other
-settings."""
+"""Tests that programs compile with the settings of their backend and are stored, unless the user
+has chosen otherwise."""
 
+import os
 import threading
 
 import jax
@@ -59,7 +60,7 @@ def test_a_program_has_the_settings_of_its_backend(
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypatch, small):
+def test_rarely_run_small_programs_compile_with_little_effort(monkeypatch, small):
     """The training step and evaluations compile with full effort, even for a small state.
 
     The function of an iteration is traced once.
@@ -96,7 +97,7 @@ def test_what_runs_seldom_on_a_small_state_is_compiled_at_little_effort(monkeypa
     assert effort == {"begin": small, "chunk": False, "evaluate": False, "describe": small}
 
 
-def test_programs_compile_side_by_side_and_the_first_error_is_raised_at_once():
+def test_programs_compile_in_parallel_and_first_error_raises():
     """The error keeps its own message while the other programs still compile.
 
     Results are in the order of the call's programs.
@@ -128,7 +129,7 @@ def test_what_compiling_freed_is_returned_to_the_system(monkeypatch):
     assert returned == [True]
 
 
-def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
+def test_memory_below_used_blocks_returns_to_the_system(memory_held):
     """Without the call, the C library would retain the freed pages."""
     blocks = [np.ones(12_500) for _ in range(2_000)]  # the freed blocks take 190 MiB
     last = blocks.pop()
@@ -137,3 +138,32 @@ def test_the_system_has_back_what_lies_below_memory_in_use(memory_held):
     compilation.return_freed_memory()
     assert last.sum() == 12_500
     assert before - memory_held() > 143
+
+
+@pytest.fixture
+def no_cache():
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_compiled_programs_are_kept_unless_told_otherwise(tmp_path, monkeypatch, no_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compilation.keep_programs("")
+    assert jax.config.jax_compilation_cache_dir is None
+    with monkeypatch.context() as patch:  # as in a container, whose user has no name
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            patch.delenv(name)
+        patch.setattr(os, "getuid", lambda: 2**31 - 7)
+        compilation.keep_programs("auto")
+    assert jax.config.jax_compilation_cache_dir is None
+    compilation.keep_programs("auto")
+    chosen = jax.config.jax_compilation_cache_dir
+    assert os.path.dirname(chosen) == str(tmp_path / "cache" / "jaxrl_po")
+    # The folder that the environment variable names remains.
+    compilation.keep_programs(str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == chosen
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation.keep_programs(str(tmp_path / "other"))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other")

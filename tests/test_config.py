@@ -39,7 +39,7 @@ def test_numbers_are_leaves_and_the_rest_is_structure():
     assert structure != jax.tree.structure(Settings(switch=True))
 
 
-def test_another_number_does_not_recompile_and_another_size_does():
+def test_new_sizes_recompile_but_new_numbers_do_not():
     traces = []
 
     @jax.jit

@@ -71,7 +71,7 @@ def test_truncation_is_not_termination():
     assert batch.terminated.all()
 
 
-def test_next_value_is_that_of_the_final_observation_and_not_of_the_next_episode():
+def test_next_value_uses_final_observation_of_same_episode():
     problem, params, _, batch = one_batch(TRUNCATED)
     cue = np.asarray(batch.inputs[..., 0])
     ends = np.asarray(batch.truncated)
@@ -99,7 +99,7 @@ def test_values_and_log_probs_are_those_of_apply():
     np.testing.assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)
 
 
-def test_unclipped_action_is_stored_and_clipped_action_is_played():
+def test_unclipped_action_is_stored_and_clipped_is_played():
     class Wide:
         """Policy whose actions lie far outside the box."""
 
@@ -157,7 +157,7 @@ def test_episodes_run_on_between_iterations():
     np.testing.assert_array_equal(batch.truncated[0], [True, False, False, False])
 
 
-def test_environments_do_not_share_random_numbers_and_keys_advance():
+def test_environments_have_independent_random_numbers_and_keys_advance():
     problem, params, collector, batch = one_batch(CART_POLE)
     assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
     collect = jax.jit(problem.collect)
@@ -243,7 +243,7 @@ def test_statistics_are_merged_over_devices():
         chex.assert_trees_all_close(of_device, want.replicated, rtol=1e-5)
 
 
-def test_reward_scale_is_the_std_of_the_rolling_return():
+def test_reward_scale_is_std_of_rolling_return():
     _, _, collector, batch = one_batch(TRUNCATED, scale_rewards=True, reward_discount=0.5)
     rolling, r = [], 0.0
     for t in range(12):
@@ -381,13 +381,13 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (Costs(), 1)}
 
 
 @pytest.mark.parametrize(("env", "num_steps"), CONSTANT.values(), ids=CONSTANT)
-def test_a_return_that_does_not_vary_is_scaled_by_its_mean(env, num_steps):
+def test_constant_return_is_scaled_by_its_mean(env, num_steps):
     """The std is 0 up to rounding: dividing by this std once scaled a reward of 1 to 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
     np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
 
-def test_without_an_entry_in_the_collector_nothing_is_normalised():
+def test_nothing_is_normalised_without_entry_in_collector():
     _, _, collector, _ = one_batch(CART_POLE)
     assert set(collector.sharded) == {"environments"}
     assert collector.replicated == {}
@@ -407,7 +407,7 @@ class InfiniteView(AlwaysTruncated):
         return jnp.where(jnp.asarray(state.time) < 3, state.cue, jnp.inf)[None]
 
 
-def test_what_is_not_finite_is_counted_and_its_update_skipped():
+def test_nonfinite_numbers_are_counted_and_updates_skipped():
     *_, batch = one_batch(NanReward())
     assert float(batch.metrics["frac_nonfinite"].metric()) == 1.0
     *_, batch = one_batch(TRUNCATED)

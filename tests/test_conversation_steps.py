@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import drawn
 
 from jaxrl_po import language
 from jaxrl_po.language import dialogues, sampling
@@ -104,14 +105,6 @@ class Game:
         pass
 
 
-def drawn(model):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray((x.ndim == 1) + 0.1 * generator.normal(size=x.shape), x.dtype),
-        model.parameter_shapes(),
-    )
-
-
 @pytest.fixture(scope="module")
 def both():
     """Returns the single program's batch, the batch of the steps, and the log-probabilities of the
@@ -121,7 +114,7 @@ def both():
     key = jax.random.key(7)
 
     params, collector = (
-        ActorCritic(drawn(MODEL), drawn(critic)),
+        ActorCritic(*(drawn(each.parameter_shapes(), 0.1, (1,)) for each in (MODEL, critic))),
         CollectorState({"prompt_number": np.arange(PROMPTS, dtype=np.int32)}),
     )
 
@@ -165,7 +158,7 @@ def both():
     return jax.tree.map(np.asarray, (expected, batch, log_prob))
 
 
-def test_the_steps_give_the_batch_of_the_one_program(both):
+def test_steps_give_the_batch_of_one_program(both):
     expected, batch, _ = both
     replied = expected.inputs.position[:, 1:] - expected.inputs.position[:, :-1] > 1
     assert (replied & expected.mask[:, 1:]).any()  # the dialogues have replies between messages
@@ -201,7 +194,7 @@ def test_the_ratio_of_the_first_update_is_1(both):
     np.testing.assert_allclose(np.where(batch.mask, log_prob - batch.log_prob, 0.0), 0.0, atol=2e-5)
 
 
-def test_a_reply_is_padded_to_one_of_few_lengths():
+def test_reply_is_padded_to_one_of_few_lengths():
     tokens, lengths = right_padded([[1, 2, 3], [], [4]], 9)
     assert tokens.tolist() == [[1, 2, 3, 0], [0] * 4, [4, 0, 0, 0]]
     assert lengths.tolist() == [3, 0, 1]

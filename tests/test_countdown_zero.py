@@ -14,7 +14,7 @@ SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 @pytest.mark.parametrize("numbers", [[3, 7, 2], [9, 9, 1], [5, 5, 5]])
-def test_each_trace_computes_rightly_and_answers_what_it_tried_last(numbers):
+def test_each_trace_computes_rightly_and_answers_its_last(numbers):
     draw = random.Random(0)
     values = sorted({one.value for one in countdown_zero.tries(numbers)})
     outcomes = set()
@@ -62,7 +62,7 @@ def test_all_else_is_wrong(text):
     assert countdown_zero.right([text], [[3, 7, 2]], [13]) == [0.0]
 
 
-def test_what_is_asked_has_numbers_that_were_never_seen(tmp_path):
+def test_questions_have_numbers_that_were_never_seen(tmp_path):
     files = countdown_zero.write(tmp_path, traces=500)
     text = {name: Path(path).read_text(encoding="utf-8") for name, path in files.items()}
     rows = {name: list(map(json.loads, each.splitlines())) for name, each in text.items()}

@@ -89,7 +89,7 @@ def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
         demo.family.compare(demo.FAMILY, tmp_path / "family")
 
 
-def test_a2c_of_the_demo_was_tuned_for_runs_as_long_as_the_demos():
+def test_demo_a2c_was_tuned_for_the_demos_length():
     """Settings that were tuned for runs of 500,000 steps reached 440 in the demo and fell back to
     175."""
     saved = json.loads((demo.control.CONFIGS / "a2c" / f"{demo.FAMILY.env}.json").read_text())

@@ -98,7 +98,7 @@ def test_games_are_told_turn_by_turn(games):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_is_evaluated_again_and_its_games_are_shown(games, tmp_path, capsys):
+def test_run_is_evaluated_again_and_shows_its_games(games, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--algorithm=grpo", "--config.supervision=turn", "--warm_start.steps=0"]
     assert launch.language([*SMALL, *arguments, "--show=0", f"--out={out}"]) == 0
@@ -180,7 +180,7 @@ def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_discount_per_turn_is_that_of_the_turns():
+def test_discount_per_turn_equals_discount_of_turns():
     """The test sets γ = ½ and λ = ½ between turns and 1 within a turn, for each estimator, row by
     row."""
     turn_ends = np.array([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0]], bool)

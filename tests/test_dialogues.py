@@ -2,15 +2,14 @@
 
 import functools
 import itertools
-from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from learners import dialogue_problem
+from parrot import MODEL, TOKENIZER, parrot
 
 from jaxrl_po import advantages, group_advantages, language, losses
 from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
@@ -21,56 +20,8 @@ from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.tasks import Prompt
 from jaxrl_po.types import ActorCritic, CollectorState
 
-TOKENIZER = language.make_tokenizer("0123456789+=?")
-MODEL = language.Transformer(TOKENIZER.size, width=16, layers=1, heads=2, mlp_width=16, gated=False)
 CRITIC = MODEL.clone(outputs=1)
 PROMPTS, GROUP = 4, 3
-
-
-class Said(NamedTuple):
-    """State of a dialogue that records its messages."""
-
-    messages: jax.Array
-    written: jax.Array
-    turns: jax.Array
-
-
-def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lambda n, first: n):
-    """Returns a dialogue whose replies have `heard(turn, first token)` tokens, followed by
-    `garbage`.
-
-    The reward of turn k is k; a dialogue is done after `ends_at` turns, or never.
-    """
-
-    def reset(key, held_out):
-        tokens = 2 + jax.random.randint(key, (3,), 0, 10)
-        messages = jnp.zeros((turns, budget), jnp.int32)
-        return Prompt(tokens, jnp.int32(0)), Said(
-            messages, jnp.zeros(turns, jnp.int32), jnp.int32(0)
-        )
-
-    def respond(state, message, written, key):
-        state = Said(
-            state.messages.at[state.turns].set(message),
-            state.written.at[state.turns].set(written),
-            state.turns + 1,
-        )
-        length = jnp.minimum(heard(state.turns, message[0]), reply_length).astype(jnp.int32)
-        said = jnp.where(jnp.arange(reply_length) < length, 2 + state.turns, garbage)
-        done = jnp.bool_(False) if ends_at is None else state.turns >= ends_at
-        return state, Reply(said.astype(jnp.int32), length), state.turns * 1.0, done
-
-    return language.Dialogue(
-        name="parrot",
-        tokenizer=TOKENIZER,
-        prompt_length=3,
-        message_length=budget,
-        reply_length=reply_length,
-        max_turns=turns,
-        reset=reset,
-        respond=respond,
-        accuracy=lambda state: (state.turns >= turns).astype(jnp.float32),
-    )
 
 
 def make(dialogue):
@@ -134,7 +85,7 @@ def test_turns_without_replies_equal_a_single_turn(begun):
     np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
 
 
-def test_a_batch_holds_the_sampled_tokens_as_the_policy_saw_them(begun):
+def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
     def heard(turn, first):
         return (turn + first) % 4
 
@@ -317,7 +268,7 @@ def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
     }
 
 
-def test_a_dialogue_that_goes_on_is_cut_and_one_that_is_done_is_not(begun):
+def test_unfinished_dialogue_is_truncated_but_finished_is_not(begun):
     @jax.jit
     def ended(ends_at):
         return collected(make(parrot(turns=3, budget=2, reply_length=1, ends_at=ends_at)), begun)
@@ -487,85 +438,3 @@ def test_reset_and_step_make_a_dialogue():
     np.testing.assert_array_equal(
         batch.score, np.asarray(batch.reward).sum(axis=1).reshape(batch.score.shape)
     )
-
-
-def wide():
-    """Returns a dialogue that counts and answers in the widest integers and floats."""
-    narrow = parrot(turns=2, budget=2, reply_length=2, heard=lambda n, first: n)
-
-    def respond(*given):
-        state, reply, reward, done = narrow.respond(*given)
-        state, reply = jax.tree.map(lambda x: x.astype(int), (state, reply))
-        return state, reply, jnp.asarray(reward, float), done
-
-    return narrow._replace(respond=respond, demonstrate=lambda state, key: 2 + jnp.arange(2))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        wide,
-        dialogues.mastermind,
-        dialogues.higher_lower,
-        dialogues.calculator,
-        functools.partial(language.tasks.multiplication, 1),
-    ],
-)
-def test_programs_fit_together_with_64_bits(make):
-    """The programs are traced only: warm start, a step that returns the types of its arguments, an
-    evaluation."""
-    with jax.enable_x64(True):
-        task = make()
-        model = MODEL.clone(vocabulary=task.tokenizer.size)
-        of_task = isinstance(task, language.Task)
-        factory = language.make_problem if of_task else dialogues.make_problem
-        warm = language.WarmStart(steps=2, accuracy=0.5, batch_size=2)
-        given = {"num_prompts": 2, "group_size": 2, "warm": warm}
-        learner = grpo.make(grpo.Config(), factory(task, model, **given))
-        state = jax.eval_shape(learner.init, jax.random.key(0))
-        chex.assert_trees_all_equal_dtypes(state, jax.eval_shape(learner.step, state)[0])
-        kind = language if of_task else dialogues
-        evaluate = kind.make_evaluate(task, model, num_prompts=2)
-        jax.eval_shape(evaluate, state.params, state.collector, jax.random.key(0))
-        if of_task:
-            scored = grpo.make(grpo.Config(), language.make_problem(task, model, verify=False))
-            state = jax.eval_shape(scored.init, jax.random.key(0))
-            assert jax.eval_shape(scored.sample, state)[1].score.dtype == jnp.float32
-
-
-def wrong(name, change):
-    return pytest.param(change, name, id=name.replace(" ", "_"))
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        wrong("respond: reward", lambda d: respond_with(d, 2, lambda x: jnp.int32(0))),
-        wrong("respond: done", lambda d: respond_with(d, 3, lambda x: jnp.int32(0))),
-        wrong("respond: state", lambda d: respond_with(d, 0, lambda x: (x, x))),
-        wrong(
-            "respond: tokens of the reply",
-            lambda d: respond_with(d, 1, lambda x: x._replace(tokens=jnp.zeros(9, jnp.int32))),
-        ),
-        wrong("accuracy", lambda d: d._replace(accuracy=lambda state: jnp.zeros(2))),
-        wrong("reset: tokens of the prompt", lambda d: d._replace(prompt_length=5)),
-        wrong("max_turns", lambda d: d._replace(max_turns=0)),
-        wrong(
-            "demonstrate",
-            lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32)),
-        ),
-    ],
-)
-def test_a_broken_contract_is_named(change, names):
-    dialogue = parrot(turns=2, budget=2, reply_length=1)
-    with pytest.raises(ConfigError, match=names):
-        dialogues.make_problem(change(dialogue), MODEL)
-
-
-def respond_with(dialogue, index, change):
-    def respond(*given):
-        found = list(dialogue.respond(*given))
-        found[index] = change(found[index])
-        return tuple(found)
-
-    return dialogue._replace(respond=respond)

@@ -57,7 +57,7 @@ def test_a_student_comes_to_answer_as_its_teacher():
     assert distance(state.params) < 0.1 * before
 
 
-def test_a_teacher_of_other_sizes_scores_the_tokens_of_the_student():
+def test_teacher_of_other_sizes_scores_the_students_tokens():
     """The teacher scores only tokens that the student's sampler allows.
 
     Both policies renormalise over the allowed tokens.

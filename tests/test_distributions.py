@@ -82,7 +82,7 @@ def test_half_precision_logits_give_float32_log_probs():
     np.testing.assert_allclose(np.exp(policy.log_probs()).sum(-1), 1.0, rtol=1e-5)
 
 
-def test_gradient_of_log_prob_is_one_hot_less_the_probabilities():
+def test_log_prob_gradient_is_one_hot_minus_probabilities():
     gradient = jax.grad(lambda x: Categorical(x).log_prob(jnp.array([2, 0])).sum())(
         categorical(PROBS).logits
     )
@@ -168,7 +168,7 @@ def test_ratio_is_clamped(difference, expected):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_what_is_drawn_in_half_precision_is_what_is_scored(dtype):
+def test_half_precision_samples_are_scored_as_drawn(dtype):
     """Noise is added in float32: in bfloat16, rare actions would appear half as often as
     recorded."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 8)) * 3.0, dtype)
@@ -207,7 +207,7 @@ def entropy_and_gradient(mean, log_std):
     ("mean", "log_std"),
     [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5), (0.3, -0.01), (1.0, 1.0), (0.0, 2.0), (3.0, 3.0)],
 )
-def test_the_entropy_of_a_squashed_gaussian_and_its_gradient_are_exact(mean, log_std):
+def test_entropy_of_squashed_gaussian_has_exact_gradient(mean, log_std):
     z = np.linspace(-12.0, 12.0, 200_001)
     weight = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
     u = np.abs(mean + np.exp(log_std) * z)
@@ -222,7 +222,7 @@ def test_the_entropy_of_a_squashed_gaussian_and_its_gradient_are_exact(mean, log
 
 
 @pytest.mark.parametrize("log_std", [-60.0, -44.0, 0.0, 60.0, 80.0])
-def test_the_entropy_of_a_squashed_gaussian_of_any_width_has_a_gradient(log_std):
+def test_squashed_gaussian_entropy_has_gradient_at_any_width(log_std):
     _, (_, gradient) = entropy_and_gradient(jnp.array([[0.5]]), jnp.array([[log_std]]))
     assert np.isfinite(gradient).all()
 
@@ -241,7 +241,7 @@ def test_density_of_a_squashed_gaussian_integrates_to_one(mean, log_std):
     assert float(policy.entropy()[0]) == pytest.approx(entropy, abs=5e-3)
 
 
-def test_a_squashed_gaussian_far_from_zero_keeps_its_digits():
+def test_squashed_gaussian_keeps_digits_far_from_zero():
     policy = squashed([[30.0]], [[0.0]])
     # Far from 0, 1 − tanh²(u) = 4 exp(−2u), although tanh(30) is 1 in float32.
     expected = -0.5 * np.log(2 * np.pi) + 60.0 - np.log(4.0)
@@ -325,7 +325,7 @@ def test_an_illegal_action_has_probability_zero_everywhere():
     assert gradient[np.asarray(legal)].any()
 
 
-def test_an_action_too_unlikely_for_a_float_counts_nothing():
+def test_action_too_unlikely_for_float_counts_nothing():
     kl = Categorical(jnp.array([0.0, -200.0])).kl(Categorical(jnp.array([0.0, -jnp.inf])))
     assert float(kl) == 0.0
 

@@ -19,7 +19,7 @@ def mean(total):
     return Mean(total, np.full(total.shape, 8.0))
 
 
-def test_an_iteration_without_signal_in_any_seed_is_said_once():
+def test_iteration_without_signal_in_all_seeds_warns_once():
     doubts = MetricWarnings()
     assert list(doubts.about(10, {"signal": mean([[1.0, 0.0], [0.0, 2.0]])}, {})) == []
     (said,) = doubts.about(12, {"signal": mean([[0.0, 1.0], [0.0, 0.0]])}, {})
@@ -27,7 +27,7 @@ def test_an_iteration_without_signal_in_any_seed_is_said_once():
     assert list(doubts.about(14, {"signal": mean([[0.0, 0.0]])}, {})) == []
 
 
-def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
+def test_zero_held_out_accuracy_beside_training_success_warns():
     doubts = MetricWarnings()
     for row in (
         {"accuracy": [0.3, 0.3]},  # this line has no evaluation
@@ -43,7 +43,7 @@ def test_a_held_out_accuracy_of_zero_is_said_where_training_has_another():
     assert list(doubts.about(0, {}, row)) == []
 
 
-def test_numbers_that_are_not_finite_are_said_once_a_seed():
+def test_nonfinite_numbers_warn_once_per_seed():
     spoiled = {"frac_nonfinite": mean([[0.0, 0.0], [0.0, 3.0]])}
     doubts = MetricWarnings()
     (said,) = doubts.about(4, spoiled, {})

@@ -67,7 +67,7 @@ def collect(key=KEY, collector=None, **options):
     return sample(params, fresh if collector is None else collector, key)
 
 
-def test_groups_divide_over_devices_by_the_setting_that_is_named():
+def test_groups_divide_over_devices_by_the_named_setting():
     learner = dapo.make(dapo.Config(train_prompts=3, axis_name="data"), INNER)
     with pytest.raises(ConfigError, match=r"^train_prompts: must be a multiple of the 2 devices"):
         jax.eval_shape(
@@ -116,7 +116,7 @@ def test_surplus_is_dropped_or_carried():
 BOUNDED = {"num_groups": GROUPS, "carry_surplus": True, "max_generation_batches": 2}
 
 
-def test_a_surplus_fills_up_after_the_first_fresh_batch_and_is_then_dropped():
+def test_surplus_fills_first_fresh_batch_then_is_dropped():
     """A batch takes fresh groups, then the surplus of the last iteration, then groups of a second
     batch.
 
@@ -174,7 +174,7 @@ def test_four_devices_equal_one():
     assert cases >= {0, 1, 2}
 
 
-def test_what_is_trained_on_is_at_most_one_update_old():
+def test_training_batch_is_at_most_one_update_old():
     """A surplus does not accumulate, even if batches have more groups than an update takes."""
     params, before = STATE[0], None
     (_, collector), sample = sampler(carry_surplus=True, num_groups=3)
@@ -284,7 +284,7 @@ def test_a_shaped_reward_does_not_decide():
     assert 0.0 < float(metrics["acceptance"].value()) < 1.0
 
 
-def test_a_reward_that_tells_everyone_apart_does_not_decide():
+def test_reward_that_separates_everyone_does_not_decide():
     def shaped(params, collector, key):
         collector, batch = INNER.collect(params, collector, key)
         each = jnp.arange(batch.mask.shape[0], dtype=jnp.float32)[:, None]
@@ -377,7 +377,7 @@ def test_bad_input(problem, options, match):
         build()
 
 
-def test_kl_is_of_this_update_and_not_of_the_one_before(monkeypatch):
+def test_kl_belongs_to_this_update(monkeypatch):
     """An earlier policy sampled the surplus: its log π_old is not the log π_old of this update."""
     monkeypatch.setattr(group_policy, "KL_STRIDE", 1)  # every row is measured, also the surplus
     config = dapo.Config(

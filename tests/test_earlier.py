@@ -145,7 +145,7 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
         for name, x in (("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0]), ("c", [3.0, None]))
     ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
-    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:4]
+    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[2:5]
     assert a.split()[:3] == ["a", "3", "2"]
     assert b.split()[-4:-1] == ["1.00", "[0.44,", "1.00]"]
     assert c.split()[:5] == ["c", "1", "of", "2", "-inf"]
@@ -239,22 +239,22 @@ def test_runs_on_different_environments_are_not_ranked(tmp_path, capsys, drawn):
     }
     paths = [fake_run(tmp_path / name, scores, env=env) for name, (scores, env) in settings.items()]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
-    assert capsys.readouterr().err.splitlines() == [
-        (
-            "note: these runs are not on the same environment or task, so that their scores "
-            "cannot be compared: a (CartPole-v1), b (Acrobot-v1), c (CartPole-v1)"
-        )
+    assert capsys.readouterr().err == ""
+    titles = ["greedy return on CartPole-v1", "greedy return on Acrobot-v1"]
+    assert [(title, labels) for title, _, labels in drawn[::2]] == [
+        (titles[0], ["a", "c"]),
+        (titles[1], ["b"]),
     ]
-    labels = ["a (CartPole-v1)", "b (Acrobot-v1)", "c (CartPole-v1)"]
-    assert drawn[0][2] == labels
-    a, b, c = (tmp_path / "out" / "table.txt").read_text().splitlines()[1:4]
-    assert [row[:15].rstrip() for row in (a, b, c)] == labels
-    assert b.split()[-3:] == [
-        "[3,",
-        "4]",
-        "3",
-    ]  # a seed on Acrobot is not compared with a seed on CartPole
-    assert "1.00 [0.39, 1.00]" in c
+    lines = (tmp_path / "out" / "table.txt").read_text().splitlines()
+    assert lines[0] == "greedy_return on CartPole-v1, final of each seed"
+    assert lines[3].startswith("c ")
+    assert "1.00 [0.39, 1.00]" in lines[3]
+    assert lines[5].startswith("c is better than a with probability 1.00 [0.39, 1.00]")
+    assert lines[8] == "greedy_return on Acrobot-v1, final of each seed"
+    # A seed on Acrobot is not compared with a seed on CartPole.
+    assert lines[10].split()[-3:] == ["[3,", "4]", "3"]
+    assert plot.main([*paths, "--title=Three runs", f"--out={tmp_path / 'out'}"]) == 0
+    assert drawn[4][0] == "Three runs on CartPole-v1"
 
 
 def test_a_task_of_another_size_is_another_task(tmp_path, capsys, drawn):
@@ -264,10 +264,9 @@ def test_a_task_of_another_size_is_another_task(tmp_path, capsys, drawn):
         for name, size in zip("ab", sizes, strict=True)
     ]
     assert plot.main([*paths, f"--out={tmp_path / 'out'}"]) == 0
-    assert capsys.readouterr().err.endswith(
-        ": a (addition num_digits=1), b (addition num_digits=3)\n"
-    )
-    assert drawn[0][2] == ["a (addition num_digits=1)", "b (addition num_digits=3)"]
+    assert "better than" not in capsys.readouterr().out.replace("better than the first", "")
+    where = [title.partition(" on ")[2] for title, *_ in drawn[::2]]
+    assert where == ["addition num_digits=1", "addition num_digits=3"]
 
 
 def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
@@ -282,8 +281,8 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
         plot.main([*paths, f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()
     assert plot.main([*paths, "--metric=entropy", f"--out={tmp_path / 'out'}"]) == 0
-    assert capsys.readouterr().err.endswith(": a (CartPole-v1), b (addition)\n")
-    assert drawn[0][1] == "environment steps or completions, each seed"
+    units = ["environment steps, each seed", "completions, each seed"]
+    assert [x_label for _, x_label, _ in drawn[::2]] == units
 
 
 @pytest.mark.parametrize("metric", [[], ["--metric=entropy"]])

@@ -1,19 +1,23 @@
-"""Tests results of a user's environment: accepted results, and mistakes blamed on the
-environment."""
+"""Tests contracts of a user's environment and networks: accepted results, and mistakes that an
+error names."""
 
 from typing import ClassVar
 
 import gymnasium
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import struct
 from gymnax.environments import spaces
-from probes import Params
+from probes import MatchCue, Params
 
 from jaxrl_po import control
+from jaxrl_po.algorithms import ppo
 from jaxrl_po.config import ConfigError
+from jaxrl_po.distributions import Categorical
 
 FIELDS = ("observation", "state", "reward", "terminated", "truncated", "info")
 
@@ -255,3 +259,99 @@ def test_results_of_a_step_may_be_any_sequence():
             return iter(super().step(*given))
 
     assert control.adapt(Listed()).spaces.num_actions == 2
+
+
+class FiveResults(MatchCue):
+    def step(self, key, state, action, params=None):
+        return super().step(key, state, action, params)[:5]
+
+
+class NoFinalObservation(MatchCue):
+    def step(self, key, state, action, params=None):
+        *rest, _ = super().step(key, state, action, params)
+        return (*rest, {})
+
+
+class WideFinalObservation(MatchCue):
+    def step(self, key, state, action, params=None):
+        *rest, info = super().step(key, state, action, params)
+        return (*rest, {**info, "final_observation": jnp.zeros(3)})
+
+
+class NoSpace(MatchCue):
+    action_space = None
+
+
+class Outputs(nn.Module):
+    """Network whose output is logits, a column of values, or a policy with a column of values."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, observation):
+        logits, column = nn.Dense(2)(observation), nn.Dense(1)(observation)
+        both = Categorical(logits), column
+        return {"logits": logits, "column": column, "both": both}[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("env", "modules", "message"),
+    [
+        (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
+        (NoFinalObservation(), {}, "info of step must hold final_observation"),
+        (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
+        (NoSpace(), {}, "NoSpace lacks action_space"),
+        (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
+        (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
+        (
+            MatchCue(),
+            {"policy": Outputs("logits")},
+            r"wrap logits as jaxrl_po.distributions.Categorical",
+        ),
+        (
+            MatchCue(),
+            {"critic": Outputs("column")},
+            r"one value for each observation.*drop a last axis of 1",
+        ),
+        (MatchCue(), {"actor_critic": Outputs("both")}, r"one value for each observation"),
+    ],
+)
+def test_errors_of_a_contract_name_the_remedy(env, modules, message):
+    def trace():
+        problem = control.make_problem(env, num_envs=2, num_steps=4, **modules)
+        learner = ppo.make(ppo.Config(num_minibatches=1), problem)
+        jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
+
+    with pytest.raises(ConfigError, match=message):
+        trace()
+
+
+class Endless:
+    """Environment without a bound on its episodes; its step is wrong in some tests."""
+
+    default_params = None
+
+    def __init__(self, values=6):
+        self.values = values
+
+    def reset(self, key, params=None):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step(self, key, state, action, params=None):
+        info = {"final_observation": jnp.zeros(1)}
+        return (jnp.zeros(1), state, 1.0, False, False, info)[: self.values]
+
+    def action_space(self, params=None):
+        return MatchCue().action_space()
+
+    def observation_space(self, params=None):
+        return MatchCue().observation_space()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
+)
+def test_evaluation_needs_step_limit_after_valid_step(values, message):
+    problem = control.make_problem(Endless(), num_envs=2, num_steps=2)
+    with pytest.raises(ConfigError, match=message):
+        control.make_evaluate(Endless(values), problem)

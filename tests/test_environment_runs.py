@@ -24,7 +24,7 @@ from jaxrl_po.run.experiment import settings
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 
-CLASSES = Path(__file__).parent / "tool_environments.py"
+CLASSES = Path(__file__).parent / "support" / "tool_environments.py"
 SMALL = [
     "--algorithm=grpo",
     "--devices=1",
@@ -74,7 +74,7 @@ def whole(place):
     return out
 
 
-def test_a_run_counts_what_happens_and_shows_its_dialogues(whole):
+def test_run_counts_events_and_shows_its_dialogues(whole):
     rows = read(whole / "metrics.jsonl")
     last = rows[-1]
     assert last["iteration"] == 3
@@ -231,7 +231,7 @@ def test_bad_input_is_one_line_before_anything_compiles(
     assert "\n" not in str(found.value)
 
 
-def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place, tmp_path):
+def test_unusable_template_or_rows_give_one_line(place, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(place / "model", folder)
     (folder / "chat_template.jinja").write_text(families.TEMPLATE)
@@ -260,7 +260,7 @@ def test_a_template_without_tools_and_rows_that_no_user_ends_are_one_line(place,
 @pytest.mark.slow
 def test_the_example_of_the_documentation_runs(tmp_path):
     """The example's model is fitted for two steps and trained for one iteration."""
-    root = CLASSES.parent.parent
+    root = Path(__file__).parent.parent
     script_of_model = [sys.executable, "examples/guessing_model.py", str(tmp_path), "--steps=2"]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     subprocess.run(script_of_model, check=True, cwd=root, env=environment)

@@ -17,7 +17,8 @@ from jaxrl_po.run.host.dialogues.engine import DialogueEpisode
 from jaxrl_po.run.host.dialogues.tool_env import Environments, ToolEnv
 from jaxrl_po.run.host.vector_envs import PoolError
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
+TOOLS = ROOT / "tests" / "support" / "tool_environments.py"
 ROWS = [
     {"secret": row["secret"], "prompt": [{"role": "user", "content": row["prompt"]}]}
     for row in TOOL_ROWS
@@ -42,7 +43,7 @@ def talk(model):
     made = []
 
     def make(name, *, reply_length=24, timeout=5.0, reward_fn=None):
-        environments = Environments(f"{HERE / 'tool_environments.py'}:{name}", timeout)
+        environments = Environments(f"{TOOLS}:{name}", timeout)
         made.append(environments)
         offer = environments.start(list(ROWS[0]))
         found = tools.detect_format(model[1], model[0], offer.tools)
@@ -87,7 +88,7 @@ def test_a_dialogue_is_answered_and_rewarded(model, talk):
     assert outcome.measures["failed_calls"].count.tolist() == [3, 2, 0, 0]
 
 
-def test_calls_that_cannot_be_made_are_answered_and_counted(talk):
+def test_impossible_calls_are_answered_and_counted(talk):
     partner = talk("Guess")
     partner.begin(episodes(0, 0, 0, 0), 1)
     wrong = [[UNHEARD, END], [LETTER, END], [MALFORMED, END], [GUESS[0], MALFORMED, END]]
@@ -101,7 +102,7 @@ def test_calls_that_cannot_be_made_are_answered_and_counted(talk):
     assert outcome.reward.tolist() == [0, 0, 0, 1]
 
 
-def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
+def test_hanging_or_dying_tool_harms_no_other_dialogue(talk):
     partner, lines = talk("Rough", timeout=0.4), []
     partner.begin(episodes(0, 1, 2, 0), 1)
     begun = time.monotonic()
@@ -123,7 +124,7 @@ def test_a_tool_that_hangs_or_dies_harms_no_other_dialogue(talk):
     assert None not in partner.answer([[GUESS[0], END]] * 4)
 
 
-def test_members_of_a_group_are_asked_the_same_and_a_seed_says_it_again(talk):
+def test_group_members_share_questions_which_a_seed_repeats(talk):
     partner = talk("Echo")
     asked = [
         DialogueEpisode(0, (5, 1)),
@@ -187,7 +188,7 @@ def test_functions_score_the_last_message_beside_the_environment(talk, tmp_path)
     assert outcome.measures["reward/calls"].total.tolist() == [20, 11]
 
 
-def test_a_dialogue_whose_reward_fails_has_none_of_the_functions_either(talk, tmp_path):
+def test_failed_dialogue_reward_blocks_reward_functions_too(talk, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("def one(completions, **columns):\n    return [1.0] * len(completions)\n")
     task = type("Task", (), {"tokenizer": None, "columns": print})
@@ -206,7 +207,7 @@ def test_a_dialogue_whose_reward_fails_has_none_of_the_functions_either(talk, tm
 
 @pytest.fixture
 def odd():
-    environments = Environments(f"{HERE / 'tool_environments.py'}:Odd", 30.0)
+    environments = Environments(f"{TOOLS}:Odd", 30.0)
     offer = environments.start(["limit", "prompt"])
     assert offer.takes == ("limit", "prompt")
 
@@ -222,14 +223,14 @@ def odd():
     environments.close()
 
 
-def test_parameters_have_any_name_and_programs_can_be_ended(odd):
+def test_parameters_have_any_name_and_programs_can_end(odd):
     _, call, _ = odd
     assert call("search", limit=5, function="f") == {"content": "7 5 f", "failed": False}
     assert call("search", limit=5, function="\ud83d")["content"] == "7 5 ?"
     assert call("ends_what_it_starts")["content"] == str(-signal.SIGTERM)
 
 
-def test_an_instance_that_is_new_is_asked_what_an_old_one_is(odd):
+def test_new_instance_gets_the_questions_of_an_old(odd):
     _, call, reset = odd
     first = call("draws")
     reset(0)
@@ -237,7 +238,7 @@ def test_an_instance_that_is_new_is_asked_what_an_old_one_is(odd):
     assert call("draws") == call("draws", number=1) == first
 
 
-def test_an_environment_ends_with_its_run_while_it_works(odd):
+def test_environment_ends_with_its_run_during_work(odd):
     environments, call, _ = odd
     pid = int(call("pid")["content"])
     environments._process.send([(0, {"calls": [{"name": "sleeps", "arguments": {}}]})])
@@ -274,7 +275,7 @@ def test_functions_may_not_run_what_a_model_wrote(tmp_path):
 
 
 def test_the_example_of_the_documentation_plays():
-    example = HERE.parent / "examples" / "guessing.py"
+    example = ROOT / "examples" / "guessing.py"
     environments = Environments(f"{example}:Guessing", 5.0)
     offer = environments.start(["prompt", "secret"])
     assert [tool["function"]["name"] for tool in offer.tools] == ["guess"]
@@ -299,9 +300,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("body", "said"), BROKEN.items(), ids=list(BROKEN.values()))
-def test_an_environment_that_fails_ends_the_first_dialogues_and_is_counted_later(
-    body, said, model, tmp_path
-):
+def test_failing_environment_ends_first_dialogues_and_counts_later(body, said, model, tmp_path):
     own = tmp_path / "broken.py"
     own.write_text(f"class Broken:\n    {body}\n")
     environments, lines = Environments(f"{own}:Broken", 5.0), []
@@ -339,7 +338,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize(("source", "said"), CLASSES.items(), ids=list(CLASSES.values()))
-def test_a_class_that_cannot_be_used_is_one_line(source, said, tmp_path):
+def test_unusable_class_gives_one_line(source, said, tmp_path):
     own = tmp_path / "mine.py"
     own.write_text(source + "\n")
     with pytest.raises(UserCodeError, match=r"^tools: ") as found:
@@ -348,7 +347,7 @@ def test_a_class_that_cannot_be_used_is_one_line(source, said, tmp_path):
     assert "\n" not in str(found.value)
 
 
-def test_all_processes_end_with_the_run_and_a_worker_that_was_killed_is_an_error(talk):
+def test_processes_end_with_run_and_killed_worker_raises(talk):
     partner = talk("Guess")
     partner.begin(episodes(0, 1), 1)
     worker = partner._environments._process.pid

@@ -51,7 +51,7 @@ def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
 
 
 @pytest.mark.parametrize("interval", [1, 4, 5, pytest.param(100, marks=pytest.mark.slow)])
-def test_ends_by_itself_and_by_the_limit_are_told_apart(interval):
+def test_terminations_and_limits_are_told_apart(interval):
     """Episodes end before their limit of 3 steps, end at the limit, or would end after the
     limit."""
     before, beyond = 0.3, 0.7
@@ -163,7 +163,7 @@ def test_where_is_a_choice_row_by_row(size, share):
     assert len(DRAWN) == 2 * at_once * rounds
 
 
-def test_a_step_that_ends_no_episode_draws_no_start():
+def test_step_without_episode_end_draws_no_start():
     """The compiled program draws no start either, although XLA may move loop-invariant code out of
     a loop."""
 
@@ -194,7 +194,7 @@ def test_a_step_that_ends_no_episode_draws_no_start():
 @pytest.mark.parametrize(
     "interval", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6)), 16]
 )
-def test_the_law_of_the_starts_is_that_of_reset(interval):
+def test_starts_have_the_distribution_of_reset(interval):
     """The law is unbiased even if the start decides the length of the episode: 1 step or 32
     steps."""
 
@@ -247,7 +247,7 @@ def test_a_vine_of_one_step_needs_no_start():
     assert collected(vine).score.shape == (4, 2)
 
 
-def test_noise_of_a_state_with_a_key_follows_the_key_of_the_step():
+def test_noise_of_keyed_state_follows_step_key():
     class Noisy:
         """Environment with brax's interface, whose noise depends on the state's key."""
 

@@ -56,7 +56,7 @@ def shown():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_pass_at_k_is_one_minus_a_ratio_of_binomials(n):
+def test_pass_at_k_is_one_minus_binomial_ratio(n):
     """Among the C(n, k) choices of k from n samples, C(n − c, k) contain no right answer."""
     correct = jnp.arange(n + 1)
     for k in range(1, n + 1):
@@ -81,7 +81,7 @@ def test_pass_at_k_where_a_binomial_would_overflow():
     )
 
 
-def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
+def test_pass_at_k_is_unbiased_unlike_plug_in():
     """Over Binomial(6, 0.3) the mean of the estimate is exactly 1 − 0.7⁴.
 
     The mean of the plug-in estimate 1 − (1 − c/n)⁴ is 0.03 lower.
@@ -139,7 +139,7 @@ def test_what_is_asked_is_held_out():
     assert asked == [True]
 
 
-def test_every_row_of_a_finite_set_is_asked_once(monkeypatch):
+def test_every_row_of_finite_set_is_asked_once(monkeypatch):
     """A policy that answers exactly half of the rows correctly scores .5, for any key; in
     microbatches too."""
     rows = [language.tasks.Example(f"{i}+1=", str(i)) for i in range(40)]
@@ -192,7 +192,7 @@ def test_samples_leave_the_greedy_numbers_alone():
     assert set(alone) == {"greedy_accuracy", "greedy_length"}
 
 
-def test_samples_differ_among_themselves_and_not_from_time_to_time():
+def test_samples_differ_among_themselves_but_repeat_over_time():
     first = answers(SAMPLES, decoding=Decoding(temperature=1.3))
     again = jax.jit(
         make_answer(TASK, MODEL, num_prompts=PROMPTS, decoding=Decoding(temperature=1.3)),
@@ -209,7 +209,7 @@ def test_truncation_reaches_the_samples():
     np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 
 
-def test_what_is_shown_are_the_first_answers_of_the_evaluation():
+def test_shown_answers_are_first_of_the_evaluation():
     of_evaluation = {
         "greedy": answers(0),
         "sampled": answers(SAMPLES, decoding=Decoding(temperature=1.3)),

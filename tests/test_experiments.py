@@ -204,7 +204,7 @@ def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
     out = with_older_jax(runs / "control", tmp_path / "run")
     assert launch.control(["--resume", f"--out={out}"]) == 0
     told = [
-        line for line in capsys.readouterr().out.splitlines() if "in a changed environment" in line
+        line for line in capsys.readouterr().out.splitlines() if "under other circumstances" in line
     ]
     assert len(told) == 1
     assert f"jax: 0.0.1 → {jax.__version__}" in told[0]

@@ -341,7 +341,7 @@ def test_flag_and_list_export_an_experiment(tmp_path, monkeypatch, capsys):
     assert [call[0] for call in own.calls] == ["begin", "write", "write", "close"]
     assert (tmp_path / "elsewhere" / "own.json").exists()
     given = [*CONTROL, "--exporter=own.py:json", "--out=other"]
-    with pytest.raises(ConfigError, match=r"^exporter: must list objects with"):
+    with pytest.raises(ConfigError, match=r"^exporter: must list objects .* got module$"):
         launch.control(given)
     monkeypatch.setattr(processes, "is_writer", lambda: False)
     own = Own()

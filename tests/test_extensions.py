@@ -4,7 +4,7 @@ from pathlib import Path
 
 from scripts import python
 
-TESTS = Path(__file__).parent
+HELPERS = Path(__file__).parent / "support"
 FILES = {
     "method.py": '''
 from jaxrl_po import config, run
@@ -178,6 +178,6 @@ print("all extended")
 def test_each_extension_is_one_file(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    code = f"import sys\nsys.path.append({str(TESTS)!r})\n{PROCESS}"
+    code = f"import sys\nsys.path.append({str(HELPERS)!r})\n{PROCESS}"
     done = python("-c", code, cwd=tmp_path)
     assert done.stdout.endswith("all extended\n"), done.stderr[-4000:]

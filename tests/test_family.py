@@ -131,7 +131,7 @@ def test_trpo_stays_within_its_region_and_gains():
     np.testing.assert_array_equal(moved, accepted[:29])
 
 
-def test_natural_policy_gradient_takes_the_step_that_trpo_checks():
+def test_natural_policy_gradient_takes_step_that_trpo_checks():
     """TRPO takes the same step as NPG if its line search accepts immediately."""
     shared = {**FIT, "max_kl": 1e-4, "damping": 1e-3}
     (_, natural, one), (_, searched, other) = (
@@ -272,7 +272,7 @@ def test_cart_pole_improves(module, config, iterations):
     )
 
 
-def test_without_a_baseline_returns_are_divided_by_their_std_and_not_shifted():
+def test_returns_without_baseline_are_scaled_but_not_shifted():
     """The formula `(G − m) / s + m` would make the constant part of the returns s times too
     large."""
     shared = {"baseline": "none", **FIT}
@@ -304,7 +304,7 @@ class PlainGradient:
         return reinforce.make(config, problem, optax.sgd(1.0))
 
 
-def test_a_constant_return_without_a_baseline_is_scaled_by_its_mean():
+def test_constant_return_without_baseline_is_scaled_by_mean():
     config = reinforce.Config(baseline="none", gamma=0.0, entropy_coefficient=0.0, **FIT)
     problem = control.make_problem(AlwaysTruncated(), num_envs=4, num_steps=16)
     _, metrics, _ = train(reinforce, config, problem, 1)
@@ -316,7 +316,7 @@ def test_a_constant_return_without_a_baseline_is_scaled_by_its_mean():
 @pytest.mark.parametrize(
     "module", [reinforce, *(pytest.param(module, marks=slow) for module in (npg, trpo))]
 )
-def test_a_jitted_policy_and_critic_of_their_own_are_no_shared_body(module):
+def test_separate_jitted_policy_and_critic_share_no_body(module):
     jitted = TABULAR._replace(apply=jax.jit(TABULAR.apply))
     config = module.Config(value_minibatches=1, value_epochs=1)
     state, want = (train(module, config, problem, 1)[0] for problem in (jitted, TABULAR))

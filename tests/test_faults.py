@@ -151,7 +151,7 @@ def limit_files():
     # The limit refuses the checkpoint, and the next line too.
     [20_000, pytest.param(400, marks=pytest.mark.slow)],
 )
-def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
+def test_full_disk_ends_run_cleanly_without_loss(
     whole, tmp_path, monkeypatch, capfd, limit_files, limit
 ):
     at(monkeypatch, 10, lambda: limit_files(limit))
@@ -172,9 +172,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert everything(tmp_path) == whole
 
 
-def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
-    whole, tmp_path, monkeypatch, capfd
-):
+def test_read_only_folder_is_reported_with_remaining_files(whole, tmp_path, monkeypatch, capfd):
     append = metrics_lib.append
 
     def refuse(path, *rows):
@@ -194,7 +192,7 @@ def test_a_folder_that_turns_read_only_is_told_with_what_is_left(
     assert everything(tmp_path) == whole
 
 
-def test_a_folder_that_is_moved_is_not_made_again(tmp_path, monkeypatch, capfd):
+def test_moved_folder_is_not_created_again(tmp_path, monkeypatch, capfd):
     out, there = tmp_path / "run", tmp_path / "moved"
 
     def move():
@@ -230,7 +228,7 @@ def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on)
     os.geteuid() == 0,
     reason="root may write everywhere; the tests beside this one hold for root as well",
 )
-def test_a_read_only_folder_is_refused_before_anything_runs(tmp_path):
+def test_read_only_folder_is_refused_before_anything_runs(tmp_path):
     tmp_path.chmod(0o555)
     with pytest.raises(ConfigError, match="must be a folder that can be written"):
         main(tmp_path / "new")
@@ -245,7 +243,7 @@ def entered(monkeypatch, *argv):
     return left.value.code
 
 
-def test_a_comparison_on_a_full_disk_ends_in_one_line(tmp_path, monkeypatch, capsys, limit_files):
+def test_comparison_on_full_disk_ends_in_one_line(tmp_path, monkeypatch, capsys, limit_files):
     run = fake_run(tmp_path / "run", [1.0, 2.0])
     limit_files(100)
     status = entered(monkeypatch, "plot", run, f"--out={tmp_path}")
@@ -278,7 +276,7 @@ def test_checkpoints_that_are_gone_are_missed(whole, tmp_path, capfd):
     assert lines(tmp_path) == whole[0]
 
 
-def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkeypatch):
+def test_checkpoint_replaces_another_only_once_complete(tmp_path, monkeypatch):
     def refuse(path, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -298,7 +296,7 @@ def test_a_checkpoint_replaces_another_only_when_it_is_complete(tmp_path, monkey
         assert store.iterations() == [2]
 
 
-def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd, limit_files):
+def test_failed_write_of_many_arrays_is_reported_once(tmp_path, monkeypatch, capfd, limit_files):
     """One error is reported, however late tensorstore reports further errors to orbax's closed
     loop."""
     told = []
@@ -318,7 +316,7 @@ def test_a_failed_write_of_many_arrays_is_told_once(tmp_path, monkeypatch, capfd
     assert capfd.readouterr().err == ""
 
 
-def test_the_best_state_is_on_disk_before_the_latest(tmp_path, monkeypatch):
+def test_best_state_is_on_disk_before_latest(tmp_path, monkeypatch):
     """In the other order, a run killed between the writes would continue past an unsaved best
     state."""
     gate, order, write = threading.Event(), [], Store._write
@@ -365,9 +363,7 @@ def jumping(jumps):
 
 
 @pytest.mark.parametrize("jumps", [(3600.0, -7200.0, 1.0), (0.0,), (1e9,)])
-def test_a_clock_that_jumps_spoils_no_number_and_no_line(
-    whole, tmp_path, monkeypatch, capfd, jumps
-):
+def test_clock_jump_spoils_no_number_or_line(whole, tmp_path, monkeypatch, capfd, jumps):
     wall, offset = time.time, max(jumps, key=abs)
     monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=jumping(jumps)))
     at(monkeypatch, 10, lambda: monkeypatch.setattr(time, "time", lambda: wall() + offset))
@@ -392,7 +388,7 @@ def test_a_clock_that_jumps_spoils_no_number_and_no_line(
     assert "nan" not in shown
 
 
-def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_path, capfd):
+def test_persistent_nan_updates_end_run_naming_the_seed(tmp_path, capfd):
     script = domain(walk(lambda step: step >= 7))
     assert main(tmp_path, script=script) == 1
     [line] = capfd.readouterr().err.splitlines()
@@ -405,7 +401,7 @@ def test_updates_that_stay_nan_end_the_run_with_the_seed_and_what_is_left(tmp_pa
 
 
 @pytest.mark.slow
-def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path, capfd):
+def test_environment_with_nan_rewards_leaves_finite_parameters(tmp_path, capfd):
     """All rewards are NaN: every update is skipped and the parameters keep their initial values."""
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
     settings = ppo.Config(num_epochs=1, num_minibatches=1)
@@ -430,7 +426,7 @@ def test_an_environment_whose_rewards_are_nan_leaves_finite_parameters(tmp_path,
         )
 
 
-def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_path, capfd):
+def test_deterministic_run_resumes_only_on_its_original_devices(tmp_path, capfd):
     bound, free = tmp_path / "bound", tmp_path / "free"
     assert main(bound, "--total_steps=50", "--deterministic") == 0
     shutil.copytree(bound, free)
@@ -448,7 +444,6 @@ def test_a_deterministic_run_goes_on_only_on_the_devices_that_it_began_on(tmp_pa
     capfd.readouterr()
     assert main(free, "--resume", "--devices=2", "--total_steps=100") == 0
     assert (
-        "so the last digits may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, "
-        "1 on each"
+        "so numbers may differ: placement: 2 seeds on 1 device → 2 seeds on 2 devices, 1 on each"
     ) in capfd.readouterr().out
     assert [row["iteration"] for row in lines(free)] == [0, 5, 10]

@@ -53,7 +53,7 @@ def test_fisher_product_equals_the_dense_fisher(policy):
 
 
 @pytest.mark.parametrize("policy", [categorical, gaussian])
-def test_kl_and_its_gradient_vanish_at_the_old_parameters(policy):
+def test_kl_and_gradient_vanish_at_old_parameters(policy):
     kl, gradient = jax.jit(jax.value_and_grad(mean_kl(policy)))(PARAMS)
     assert abs(float(kl)) < 1e-7
     chex.assert_trees_all_close(gradient, jax.tree.map(jnp.zeros_like, PARAMS), atol=1e-7)
@@ -108,7 +108,7 @@ UNEVEN = jnp.arange(16.0) / 120.0
 
 
 @pytest.mark.parametrize("policy", [categorical, gaussian])
-def test_the_product_through_the_distribution_weighs_rows_as_the_mean_kl_does(policy):
+def test_product_through_distribution_weighs_rows_like_mean_kl(policy):
     old = policy(PARAMS)
     through, direct = jax.jit(
         lambda vector: (
@@ -138,7 +138,7 @@ def test_the_product_through_the_distribution_over_devices():
 STRIDED = jnp.asarray(rng.normal(size=(40, 3)), jnp.float32)
 
 
-def test_the_fisher_stride_counts_rows_over_devices_and_parts():
+def test_fisher_stride_counts_rows_over_devices_and_parts():
     """A stride that restarts in each part, if it does not divide the part, uses other rows.
 
     With other rows the natural step would be different.
@@ -249,7 +249,7 @@ def dense_step(stride, damping, max_kl):
         pytest.param(4, 1, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_whole_update_is_that_of_the_dense_matrix(devices, num_microbatches, stride):
+def test_whole_update_equals_that_of_dense_matrix(devices, num_microbatches, stride):
     def surrogate(distribution, rows):
         log_prob = distribution.log_prob(rows.action)
         return losses.token_mean(losses.policy_gradient(log_prob, rows.advantage), rows.mask)

@@ -83,7 +83,7 @@ def test_former_values_and_sections_become_present_ones():
     assert flags.current(stored, tools) == {"tools": "a.py:A", "tools.turns": 3}
 
 
-def test_a_former_name_of_a_stored_run_is_read(kept):
+def test_former_name_in_stored_run_is_read(kept):
     """A value of the wrong type is refused, and the error has the present name."""
     stored, checked = json.loads((kept / "config.json").read_text()), 0
     for section, field in of_run():

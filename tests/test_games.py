@@ -56,7 +56,7 @@ def test_mastermind_says_what_is_right():
     assert float(dialogue.measures["guesses"](state)) == 9
 
 
-def test_the_least_mean_number_of_guesses_is_the_known_one():
+def test_least_mean_number_of_guesses_is_the_known():
     """The search over the library's replies is exact: 21 / 9 guesses for two symbols of three."""
     codes = list(itertools.product(range(3), repeat=2))
 
@@ -141,7 +141,7 @@ def test_the_calculator_adds(message, reply):
     ],
     ids=lambda dialogue: dialogue.name,
 )
-def test_demonstrations_win_and_are_what_the_policy_would_have_seen(dialogue):
+def test_demonstrations_win_and_show_what_the_policy_sees(dialogue):
     keys = jax.random.split(jax.random.key(0), 64)
     _, tokens, mask = jax.jit(functools.partial(conversation.play_demonstrations, dialogue))(keys)
     of_rows = jax.vmap(lambda key: dialogue.reset(jax.random.split(key)[0], False)[1])

@@ -5,13 +5,13 @@ import json
 import gate
 import pytest
 from gate import SOUND, Outcome, Trial
-from wrong import Wrong
+from wrong_programs import Wrong
 
 ONE = Wrong("one", "losses", "a", "b", ("test_losses.py::test_x", "test_masked.py::test_z"))
 OTHER = Wrong("other", "masked", "a", "b", ("test_losses.py::test_y",))
 
 
-def test_the_tests_of_a_file_first_run_on_the_program_as_it_is():
+def test_correct_program_runs_first_in_each_file():
     losses, masked = gate.trials([ONE, OTHER])
     assert losses == [
         Trial(None, ("test_losses.py::test_x", "test_losses.py::test_y")),
@@ -21,8 +21,10 @@ def test_the_tests_of_a_file_first_run_on_the_program_as_it_is():
     assert [trial.wrong for trial in masked] == [None, ONE]
 
 
-def test_a_change_of_a_helper_is_a_change_of_the_test():
-    assert {"test_gate.py", "gate.py", "impostors.py", "wrong.py"} <= gate.helpers("test_gate.py")
+def test_change_of_helper_changes_the_test():
+    assert {"test_gate.py", "gate.py", "impostors.py", "wrong_programs.py"} <= gate.helpers(
+        "test_gate.py"
+    )
     assert "probes.py" not in gate.helpers("test_gate.py")
 
 
@@ -36,7 +38,7 @@ def test_a_change_of_a_helper_is_a_change_of_the_test():
         ((SOUND, "test_masked.py::test_z"), "failed", False),
     ],
 )
-def test_each_test_named_must_kill_and_pass_on_the_program_as_it_is(key, word, well, capsys):
+def test_named_tests_must_kill_and_pass_correct_program(key, word, well, capsys):
     found = {
         trial.key: Outcome("failed" if trial.wrong else "passed", 1.0)
         for trials in gate.trials([ONE, OTHER])

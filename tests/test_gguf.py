@@ -68,7 +68,7 @@ def equal(ours, theirs):
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_file_is_the_folder_of_the_same_tensors_and_tokens(twins, name):
+def test_file_equals_folder_of_same_tensors_and_tokens(twins, name):
     file, folder, ours, theirs = twins(name)
     equal(ours, theirs)
     config = architectures.write(ours.model)
@@ -94,7 +94,7 @@ def test_logits_are_those_of_the_folder(twins):
     assert np.ptp(found[0]) > 1.0
 
 
-def test_the_context_of_llama_3_is_found_from_its_divisors(twins):
+def test_llama_3_context_is_found_from_divisors(twins):
     assert twins("llama")[2].model.rope == Rope(100.0, 8.0, 64, 1.0, 4.0)
     published = {"rope_scaling": ggufs.families.STRETCHED, "head_dim": 64}
     for factor in (8.0, 32.0):
@@ -112,14 +112,14 @@ def test_texts_are_split_as_the_pre_tokenizer_says(tmp_path, pre):
     assert found == PIECES[pre]
 
 
-def test_a_word_of_the_vocabulary_needs_no_merges_in_llama_3(tmp_path):
+def test_llama_3_vocabulary_word_needs_no_merges(tmp_path):
     folder = ggufs.write_folder(tmp_path / "folder", "smollm2", "smollm")
     for pre, pieces in (("llama-bpe", 1), ("smollm", 3)):
         path = ggufs.write(tmp_path / f"{pre}.gguf", folder, pre, tokenizer__ggml__merges=["s a"])
         assert len(pretrained.load(path).tokenizer.encode("the")) == pieces
 
 
-def test_what_is_saved_is_a_folder_of_the_same(twins, tmp_path):
+def test_saved_model_is_a_folder_of_same_tensors(twins, tmp_path):
     _, _, ours, _ = twins("qwen3")
     pretrained.save(tmp_path / "saved", *ours)
     again = pretrained.load(tmp_path / "saved")
@@ -261,7 +261,7 @@ def rows(tmp_path):
     ],
     ids=["truncated", "header", "empty", "foreign", "version", "name"],
 )
-def test_a_damaged_file_ends_in_one_line_before_anything_is_written(small, tmp_path, rows, spoil):
+def test_damaged_file_gives_one_line_before_any_writing(small, tmp_path, rows, spoil):
     path = ggufs.write(tmp_path / "m.gguf", small, "smollm")
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ConfigError, match=r"^init_from: \S+: \S+ must be a whole GGUF") as raised:

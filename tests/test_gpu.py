@@ -76,7 +76,7 @@ def test_the_parts_for_a_gpu_are_listed(gpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiny", ["", "1"])
-def test_every_part_for_a_gpu_gives_flags_that_exist(gpu, tiny, monkeypatch):
+def test_every_gpu_part_gives_existing_flags(gpu, tiny, monkeypatch):
     monkeypatch.setattr(libraries, "interpreters", lambda pythons: {})
     for part in PARTS:
         done, lines, ran = gpu(part, TINY=tiny, REJAX=sys.executable, MODEL=GPU)
@@ -129,7 +129,7 @@ def test_runs_that_are_compared_choose_their_kernels_anew(gpu):
         assert all(("--compilation_cache=" not in argv) == keeps for argv in runs)
 
 
-def test_a_peer_that_fails_on_a_gpu_is_measured_again(gpu):
+def test_failing_gpu_peer_is_measured_again(gpu):
     done, lines, _ = gpu("10", FAILED="ours ran on a GPU, rejax on cpu")
     assert done.returncode == 1
     assert "beside rejax-4x128 failed: ours ran on a GPU, rejax on cpu" in done.stdout

@@ -42,7 +42,7 @@ def expected_gradient(estimator, reward, size):
 
 
 # 12
-def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
+def test_leave_one_out_is_unbiased_and_mean_shrinks():
     reward = jnp.array([1.0, 0.0, 2.5])
     true = jax.grad(lambda x: jax.nn.softmax(x) @ reward)(LOGITS)
     unbiased = expected_gradient(advantages.leave_one_out, reward, 3)
@@ -53,7 +53,7 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_shrinks():
 
 @pytest.mark.parametrize(("k", "size"), [(2, 2), (2, 4), (3, 4), (4, 4)])
 @pytest.mark.parametrize("reward", [(0.0, 1.0, 0.0), (1.0, -0.5, 2.5)], ids=["pass", "max"])
-def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
+def test_pass_at_k_has_unbiased_gradient_of_best(k, size, reward):
     """The gradient equals autodiff of `Σ_v v (P(all ≤ v) − P(all < v))`, Walder and Karkhanis
     2025."""
     reward = jnp.array(reward)
@@ -72,7 +72,7 @@ def test_pass_at_k_is_an_unbiased_gradient_of_the_best_of_k(k, size, reward):
 
 @pytest.mark.parametrize("right", range(7))
 @pytest.mark.parametrize("k", [2, 4, 6])
-def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
+def test_pass_at_k_subtracts_maximum_of_the_others(right, k):
     """For n = 6 with c right responses, a right response has k/n, a wrong response (k/n) ρ(n − 1,
     c, k − 1)."""
     n, reward = 6, jnp.array([1.0] * right + [0.0] * (6 - right))
@@ -88,7 +88,7 @@ def test_pass_at_k_is_the_papers_weight_less_the_maximum_without_it(right, k):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_maximum_likelihood_has_the_terms_of_log_p_below_the_size_of_the_group(size):
+def test_maximum_likelihood_has_fewer_terms_than_group_members(size):
     """The series is `log p = −Σ_k (1 − p)^k / k`; the group's mean as a baseline removes the last
     of G terms."""
     reward = jnp.array([0.0, 1.0, 0.0])
@@ -109,7 +109,7 @@ def test_a_negative_reward_has_no_likelihood():
 
 
 @pytest.mark.parametrize("k", [1, 5])
-def test_k_is_from_two_to_the_size_of_the_group(k):
+def test_k_ranges_from_two_to_group_size(k):
     with pytest.raises(ValueError, match=rf"k must lie in \[2, 4\], .* got {k}"):
         group_advantages.pass_at_k(jnp.zeros(4), k)
 

@@ -2,14 +2,13 @@
 hand."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from group_steps import GROUPS, PROBLEM, SIZE, first_step, same, sampled
 from probes import one_piece, tabular_problem
 from toy_run import train_job
 
@@ -22,42 +21,14 @@ from jaxrl_po.run.loop import runner
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import Samples
 
-GROUPS, SIZE = 4, 4
-PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
-# The optimizer takes a plain gradient step of size one: parameters change by minus the gradient.
-SGD = optax.sgd(1.0)
-
-
-@functools.cache
-def sampled():
-    """Returns parameters and the batch that every method's first update receives."""
-    learner = grpo.make(grpo.Config(use_reference=False), PROBLEM, SGD)
-    state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
-    return state.params, batch
-
 
 @pytest.fixture(scope="module")
 def start():
     return sampled()
 
 
-@functools.cache
 def gradient_of(module, config, problem=PROBLEM):
-    """Returns the method's first gradient, taken from one step of plain gradient descent."""
-    learner = module.make(config, problem, SGD)
-
-    @jax.jit
-    def change(key, known):
-        state = learner.init(key)
-        if known is None:
-            state, batch = learner.sample(state)
-        else:
-            params, batch = known
-            state = state._replace(params=params)
-        after, _ = learner.update(state, batch)
-        return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy)
-
-    return change(jax.random.key(0), sampled() if problem is PROBLEM else None)
+    return first_step(module, config, problem, with_metrics=False)[0]
 
 
 def by_hand(start, loss):
@@ -77,12 +48,7 @@ def outcomes(batch):
     return np.asarray(batch.reward.sum(axis=1)).reshape(GROUPS, SIZE)
 
 
-def same(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_grpo_is_the_mean_over_responses_of_the_mean_over_tokens(start):
+def test_grpo_averages_tokens_within_and_then_over_responses(start):
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
     want = by_hand(
@@ -98,7 +64,7 @@ def test_dr_grpo_divides_by_nothing_but_the_budget(start):
     same(gradient_of(dr_grpo, dr_grpo.Config()), want)
 
 
-def test_rloo_is_reinforce_of_whole_responses_against_the_others(start):
+def test_rloo_is_reinforce_of_responses_against_the_others(start):
     r = outcomes(start[1])
     others = (r.sum(1, keepdims=True) - r) / (SIZE - 1)
     a = (r - others).reshape(-1, 1)
@@ -127,7 +93,7 @@ def test_reinforce_pp_whitens_over_all_tokens(start, group_baseline):
     )
 
 
-def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
+def test_reinforce_pp_ignores_rounding_of_the_sampler():
     """Outcomes are equal and the policy is the reference: whitened rounding once made a full
     step."""
 
@@ -142,7 +108,7 @@ def test_reinforce_pp_does_not_move_along_the_rounding_of_the_sampler():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(moved))
 
 
-def test_the_same_rewards_at_other_steps_are_the_same_outcome():
+def test_same_rewards_at_other_steps_are_equal_outcomes():
     slots = np.random.default_rng(0).permuted(np.tile(np.arange(12), (16, 1)), axis=1)[:, :4]
     reward = np.zeros((1, 16, 12), np.float32)
     np.put_along_axis(reward[0], slots, np.float32([0.1, 0.2, 0.3, 0.7]), axis=1)
@@ -159,7 +125,7 @@ def test_the_same_rewards_at_other_steps_are_the_same_outcome():
             assert not np.isfinite(advantage(spoiled, mask, mask)).any()
 
 
-def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):
+def test_on_policy_gspo_and_cispo_equal_grpo(start):
     same(gradient_of(gspo, gspo.Config()), gradient_of(grpo, grpo.Config(use_reference=False)))
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
@@ -167,19 +133,23 @@ def test_on_policy_gspo_and_cispo_are_grpo_by_sequence_and_by_token(start):
     same(gradient_of(cispo, cispo.Config()), want)
 
 
-def test_process_supervision_credits_what_follows(start):
+def process_gradient(start, scored):
+    """Computes the gradient by hand; the tokens `scored` are compared within their group."""
     batch = start[1]
-    mask = np.asarray(batch.mask).reshape(GROUPS, SIZE, -1)
-    reward = np.asarray(batch.reward).reshape(mask.shape)
-    a = np.zeros(mask.shape)
+    reward, scored = (np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, scored))
+    a = np.zeros(scored.shape)
     for g in range(GROUPS):
-        inside = reward[g][mask[g]]
-        centred = np.where(mask[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
-        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1] * mask[g]
+        inside = reward[g][scored[g]]
+        centred = np.where(scored[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
+        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
     a = a.reshape(batch.mask.shape)
-    want = by_hand(
+    return by_hand(
         start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
     )
+
+
+def test_process_supervision_credits_what_follows(start):
+    want = process_gradient(start, start[1].mask)
     same(gradient_of(grpo, grpo.Config(use_reference=False, supervision="process")), want)
 
 
@@ -218,7 +188,7 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient(ratio, advantage, weight)
     np.testing.assert_allclose(slope, -weight * advantage, rtol=1e-5)
 
 
-def test_sequence_log_ratio_ignores_masked_tokens_and_empty_rows():
+def test_sequence_log_ratio_skips_masked_tokens_and_rows():
     log_prob = jnp.array([[0.2, 0.4, 99.0], [5.0, 5.0, 5.0]])
     mask = jnp.array([[True, True, False], [False, False, False]])
     got = losses.sequence_log_ratio(log_prob, jnp.zeros((2, 3)), mask)
@@ -246,7 +216,7 @@ def test_gspo_clips_whole_sequences():
     )
 
 
-def test_reset_makes_the_policy_the_reference_and_starts_the_optimizer_afresh():
+def test_reset_copies_policy_to_reference_and_restarts_optimizer():
     learner = grpo.make(grpo.Config(reset_iterations=2), PROBLEM)
     step = jax.jit(learner.step)
     first = jax.jit(learner.init)(jax.random.key(0))
@@ -350,7 +320,7 @@ def test_nothing_behind_the_mask_reaches_the_parameters(module):
     chex.assert_trees_all_close(*after, rtol=1e-5, atol=1e-7)
 
 
-def test_process_supervision_counts_the_steps_that_the_problem_names(start):
+def test_process_supervision_counts_the_problems_named_steps(start):
     _, batch = start
     ends = batch.terminated | batch.truncated
 
@@ -358,18 +328,7 @@ def test_process_supervision_counts_the_steps_that_the_problem_names(start):
         collector, batch = PROBLEM.collect(params, collector, key)
         return collector, batch._replace(columns={"step_end": batch.terminated | batch.truncated})
 
-    reward, last = (
-        np.asarray(x).reshape(GROUPS, SIZE, -1) for x in (batch.reward, ends & batch.mask)
-    )
-    a = np.zeros(last.shape)
-    for g in range(GROUPS):
-        inside = reward[g][last[g]]
-        centred = np.where(last[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
-        a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
-    a = a.reshape(batch.mask.shape)
-    want = by_hand(
-        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
-    )
+    want = process_gradient(start, ends & batch.mask)
     config = grpo.Config(use_reference=False, supervision="process")
     same(gradient_of(grpo, config, PROBLEM._replace(collect=collect)), want)
 
@@ -390,7 +349,7 @@ def test_every_fourth_group_is_counted_over_devices(devices):
     assert found.inputs[found.mask].tolist() == [0.0, 1.0, 8.0, 16.0, 17.0]
 
 
-def test_columns_of_ones_own_are_read_where_they_belong(start):
+def test_user_columns_are_read_where_they_belong(start):
     """Columns of slots are zeroed where masked and are passed to a surrogate.
 
     Columns of rows are neither zeroed nor passed.

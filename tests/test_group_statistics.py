@@ -6,8 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from group_steps import GROUPS, PROBLEM, SIZE, first_step, same, sampled
 from probes import tabular_problem
 
 from jaxrl_po import control, language
@@ -16,8 +16,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.group_statistics import empty_moments, relative, update_moments
 
-GROUPS, SIZE = 4, 4
-PROBLEM = tabular_problem(num_prompts=GROUPS, group_size=SIZE, dense=True)
 PLAIN = grpo.Config(use_reference=False)
 
 
@@ -86,36 +84,8 @@ def test_nan_outcomes_are_left_out_and_counted():
     np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])
 
 
-@functools.cache
-def sampled():
-    """Returns parameters and the batch of the first iteration."""
-    learner = grpo.make(PLAIN, PROBLEM, optax.sgd(1.0))
-    state, batch = jax.jit(lambda key: learner.sample(learner.init(key)))(jax.random.key(0))
-    return state.params, batch
-
-
-@functools.cache
 def gradient_of(config, problem=PROBLEM):
-    """Returns the gradient of the first update, taken from a step of plain gradient descent."""
-    learner = grpo.make(config, problem, optax.sgd(1.0))
-
-    @jax.jit
-    def change(key, known):
-        state = learner.init(key)
-        if known is None:
-            state, batch = learner.sample(state)
-        else:
-            params, batch = known
-            state = state._replace(params=params)
-        after, metrics = learner.update(state, batch)
-        return jax.tree.map(jnp.subtract, state.params.policy, after.params.policy), metrics
-
-    return change(jax.random.key(0), sampled() if problem is PROBLEM else None)
-
-
-def same(one, other, factor=1.0):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, factor * b, rtol=1e-4, atol=1e-6)
+    return first_step(grpo, config, problem)
 
 
 def test_extra_samples_enter_the_statistics_and_nothing_else():

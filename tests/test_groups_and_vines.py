@@ -121,7 +121,7 @@ class Noisy(AlwaysTruncated):
         return spaces.Box(-9.0, 9.0, (2,))
 
 
-def test_branches_share_their_random_numbers_and_trunks_go_on():
+def test_branches_share_random_numbers_and_trunks_advance():
     """All branches of a state are identical, and their return is nearly a geometric sum."""
     sizes = {"num_envs": 4, "num_steps": 12, "num_states": 6, "num_branches": 3}
     problem = control.make_vine(Noisy(), **sizes, horizon=4, discount=0.5)
@@ -160,7 +160,7 @@ def test_trpo_learns_from_a_vine():
 CONTINUOUS = {"num_envs": 8, "num_steps": 8, "num_states": 4, "num_branches": 8, "horizon": 2}
 
 
-def test_the_branches_of_a_vine_begin_with_continuous_actions_of_the_policy():
+def test_vine_branches_begin_with_continuous_policy_actions():
     problem = control.make_vine(MatchCueContinuous(), **CONTINUOUS)
     _, batch = collected(problem)
     action, cue = (np.asarray(x)[..., 0] for x in (batch.action, batch.inputs))
@@ -213,7 +213,7 @@ def test_vine_needs_a_state_to_go_back_to():
 
 
 @pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
-def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
+def test_proposal_actions_are_refused_where_nothing_weighs_them(module):
     """A proposal that tries each action once is uniform, unlike the policy: −log π · A has another
     gradient."""
     enumerated, sampled = (
@@ -229,7 +229,7 @@ def test_actions_of_a_proposal_are_refused_where_nothing_weighs_them(module):
     module.make(module.Config(), sampled)
 
 
-def test_kl_and_surrogate_of_a_vine_are_those_of_the_policy_and_not_of_the_proposal():
+def test_vine_kl_and_surrogate_use_policy_not_proposal():
     problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
     config = trpo.Config(max_kl=0.05, normalize_advantage=False)
     learner = trpo.make(as_arrays(config), problem)
@@ -260,7 +260,7 @@ class HalfWithoutNumber(AlwaysTerminated):
 
 
 @pytest.mark.parametrize("make", ["groups", "vine"])
-def test_rewards_after_the_end_of_an_episode_do_not_count(make):
+def test_rewards_after_episode_end_do_not_count(make):
     env = HalfWithoutNumber()
     problem = (
         control.make_groups(env, num_prompts=16, group_size=2, num_steps=4)
@@ -285,7 +285,7 @@ def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
     assert not (tmp_path / "run").exists()
 
 
-def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
+def test_dapo_on_control_keeps_episodes_at_the_limit():
     """On CartPole episodes that reach the limit are the best: without them the policy has no
     signal."""
     problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
@@ -297,7 +297,7 @@ def test_dapo_on_control_keeps_the_episodes_that_reach_the_limit():
         dapo.make(dapo.Config(overlong_cache=3), problem)
 
 
-def test_the_surrogate_of_a_vine_is_an_expectation_over_all_actions():
+def test_vine_surrogate_is_expectation_over_all_actions():
     """The surrogate is `mean_n Σ_k π(a_k|s_n) A_nk` for any policy (TRPO eq. 17).
 
     Weighted by π / π_old, the surrogate would be twice as far off.

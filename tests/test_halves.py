@@ -25,7 +25,7 @@ from jaxrl_po.run.devices.seeds import over_seeds
 from jaxrl_po.run.loop import runner, signals
 from jaxrl_po.run.store.checkpoint import Store
 
-HERE = Path(__file__).parent / "reward_functions.py"
+HERE = Path(__file__).parent / "support" / "reward_functions.py"
 TASK = language.tasks.addition(1)
 SIZES = language.ModelSettings(width=16, layers=1, heads=2, kv_heads=1, mlp_width=16)
 MODEL = SIZES.build(TASK.tokenizer.size).clone(gated=False)

@@ -22,7 +22,7 @@ from jaxrl_po import run
 TPU = (Path(__file__).parent / "golden_tpu_loop.hlo").read_text(encoding="utf-8")
 
 
-def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
+def test_tpu_loop_counts_once_per_iteration():
     found = hlo_counts.Program(TPU).counts()
     assert found.flops == 7 * 2 * 128 * 256 * 64
     assert found.padded == 2 * found.flops  # a product of 64 columns on a unit of 128 columns
@@ -39,7 +39,7 @@ def test_a_loop_of_a_tpu_counts_as_often_as_it_turns():
     assert found.bounds == {}
 
 
-def test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such():
+def test_gather_beside_product_counts_once_and_scatter_sums():
     """A TPU's compiler writes a fusion for each part: every fusion names the gather that the fusion
     continues."""
     text = (Path(__file__).parent / "golden_tpu_gather.hlo").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def test_a_gather_beside_a_product_counts_once_and_a_scattered_sum_as_such():
     assert found.bytes == sum(moved)
 
 
-def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
+def test_early_ending_loop_counts_to_its_declared_bound():
     text = TPU.replace(
         "ROOT %lt = pred[]{:T(512)} compare(%j, %n), direction=LT",
         "%lt = pred[]{:T(512)} compare(%j, %n), direction=LT\n"
@@ -71,7 +71,7 @@ def test_a_loop_that_may_end_early_counts_to_its_bound_and_says_so():
     assert unknown.bounds == {"jit(f)/while": 0}
 
 
-def test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted():
+def test_non_hlo_kernels_are_named_and_counting_continues():
     """The metadata of kernels span several lines, and the line after them begins with a brace."""
     kernel = (
         '%k = f32[128,256]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", '
@@ -85,7 +85,7 @@ def test_kernels_that_are_not_hlo_are_named_and_what_follows_them_is_counted():
     assert found.bytes == plain.bytes + 7 * 128 * 256 * 4
 
 
-def test_products_of_a_compiled_program_are_those_of_its_loops():
+def test_products_of_compiled_program_equal_those_of_loops():
     """The compiler's own analysis counts the body of a loop once."""
 
     def f(x, w, v):
@@ -115,7 +115,7 @@ def test_products_of_a_compiled_program_are_those_of_its_loops():
 @pytest.mark.parametrize(
     ("stride", "low", "holes", "spread"), [(1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 4, 1), (2, 1, 2, 1)]
 )
-def test_taps_of_a_window_are_those_that_meet_an_element(size, kernel, stride, low, holes, spread):
+def test_window_taps_are_those_that_meet_elements(size, kernel, stride, low, holes, spread):
     out = 6
     window = {"stride": (stride,), "pad": (low, 0), "lhs_dilate": (holes,), "rhs_dilate": (spread,)}
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * spread - low
@@ -134,7 +134,7 @@ def test_times_follow_the_figures_of_the_chip():
     }
 
 
-def test_a_row_of_the_table_is_counted_from_the_text(monkeypatch):
+def test_table_row_is_counted_from_the_text(monkeypatch):
     """The row of a program that does not fit reports the compiler's message.
 
     The row of an unreadable program reports the program's memory.

@@ -81,7 +81,7 @@ def test_is_a_scan_under_jit_vmap_and_grad():
     )
 
 
-def test_no_random_number_is_drawn_in_a_step_of_an_environment():
+def test_environment_step_draws_no_random_number():
     env = adapt(gymnax.make("CartPole-v1")[0])
 
     def rollout(key):
@@ -94,7 +94,7 @@ def test_no_random_number_is_drawn_in_a_step_of_an_environment():
 
 
 @pytest.mark.parametrize(("size", "hoisted"), [(8, True), (9, False)])
-def test_what_would_fill_the_memory_stays_in_the_loop(size, hoisted):
+def test_large_values_stay_in_the_loop(size, hoisted):
     """The memory threshold is four times the two numbers that a step returns."""
 
     def step(carry, key):

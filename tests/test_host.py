@@ -113,7 +113,7 @@ def test_statistics_are_those_of_the_samples():
     np.testing.assert_allclose(after.collector.sharded[ROLLING_RETURN], [[2.99, 2.99]], rtol=1e-5)
 
 
-def test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped():
+def test_nonfinite_reward_is_counted_and_its_update_skipped():
     hosted = problem_of(2, 4, statistics=True)
     learner, state, rollouts = started(hosted, (0, 7))
     state, recording = rollouts.record(state, ignore)
@@ -137,7 +137,7 @@ def test_a_reward_that_is_not_finite_is_counted_and_its_update_skipped():
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_an_observation_that_is_not_finite_spoils_its_update_and_nothing_else(normalised):
+def test_nonfinite_observation_spoils_only_its_update(normalised):
     hosted = problem_of(2, 6, statistics=normalised)
     learner, state, rollouts = started(hosted)
     state, recording = rollouts.record(state, ignore)
@@ -157,7 +157,7 @@ def test_an_observation_that_is_not_finite_spoils_its_update_and_nothing_else(no
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(after.params))
 
 
-def test_further_seeds_leave_the_environments_of_the_first_as_they_are():
+def test_further_seeds_keep_environments_of_the_first():
     made = []
     hosted = problem_of(2, 4, made)
     for seeds in ((0,), (0, 1)):
@@ -192,7 +192,7 @@ def test_vmapped_seeds_equal_a_loop():
         )
 
 
-def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
+def test_greedy_evaluation_repeats_the_same_whole_episodes():
     made = []
     hosted = problem_of(2, 4, made)
     _, state, rollouts = started(hosted, (0, 1))
@@ -208,7 +208,7 @@ def test_a_greedy_evaluation_plays_the_same_whole_episodes_each_time():
     assert all(pool.closed for pool in made)
 
 
-def test_without_a_recording_the_program_says_what_is_missing():
+def test_program_without_recording_names_what_is_missing():
     hosted = problem_of(2, 4)
     learner, state, _ = started(hosted)
     with pytest.raises(

@@ -1,12 +1,14 @@
 """Tests runs of the commands in environments on the host, and the ends of these runs."""
 
 import contextlib
+import functools
 import importlib
 import json
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -95,6 +97,37 @@ def test_own_environment_of_gymnasium_needs_no_registration(tmp_path, i):
     assert [step.truncated.all() for step in steps] == [False, False, True, False]
 
 
+class Sized(Fragile):
+    def __init__(self, size):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("env", "env_params", "expected"),
+    [
+        (Sized, '{"size": 2, "max_episode_steps": 3}', 3),
+        (functools.partial(Sized, 2), '{"max_episode_steps": 3}', 3),
+        (gymnasium.make("Pendulum-v1"), "", 200),
+    ],
+)
+def test_own_environment_takes_its_arguments_and_limit(env, env_params, expected):
+    settings = run.Experiment(env=env, env_params=env_params).read()
+    assert command.open_world(settings.config).source.max_steps == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "env_params", "message"),
+    [
+        (Fragile(), '{"size": 2, "max_episode_steps": 3}', ".* is an object, which takes no size$"),
+        (Fragile, '{"max_episode_steps": true}', "max_episode_steps must be a whole number"),
+        (SimpleNamespace(), '{"size": 2}', "must be left out: .* has no default_params$"),
+    ],
+)
+def test_unusable_arguments_of_an_own_environment_are_told(env, env_params, message):
+    with pytest.raises(ConfigError, match=f"^env_params: {message}"):
+        command.open_world(run.Experiment(env=env, env_params=env_params).read().config)
+
+
 def test_own_loss_trains_on_own_environment_of_gymnasium(tmp_path):
     calls = []
 
@@ -114,7 +147,7 @@ def test_own_loss_trains_on_own_environment_of_gymnasium(tmp_path):
     assert trained.act(np.zeros(2)) == policy.act(np.zeros(2))
 
 
-def test_gymnasium_objects_where_they_cannot_run_are_told_the_way():
+def test_unsuitable_gymnasium_objects_name_the_way():
     with pytest.raises(ConfigError, match=r"^env: must be in JAX, .* run.Experiment\(env=…\)"):
         control.make_problem(Fragile())
     same = Fragile()
@@ -138,7 +171,7 @@ def test_command_imports_modules_of_the_working_folder(tmp_path, monkeypatch):
     assert importlib.import_module("walks_in_here").Walk
 
 
-def test_a_run_whose_environment_raises_ends_saved_and_continues(tmp_path, capsys, monkeypatch):
+def test_run_with_raising_environment_is_saved_and_continues(tmp_path, capsys, monkeypatch):
     out = tmp_path / "r"
     # Four environments with 16 steps each make an iteration; the first evaluation takes 16 steps.
     monkeypatch.setattr(Fragile, "left", 4 * 16 * 4 + 16 + 40)
@@ -214,7 +247,7 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
     assert (tmp_path / "e.gif").stat().st_size > 0
 
 
-def test_an_evaluation_of_the_run_is_that_of_the_checkpoint(cart_pole):
+def test_evaluation_of_run_equals_that_of_checkpoint(cart_pole):
     config = earlier.read_config(command, "run", str(cart_pole))
     job, iteration, state = earlier.state(command, config, "run", str(cart_pole), "latest")
     rows = [json.loads(line) for line in (cart_pole / "metrics.jsonl").read_text().splitlines()]

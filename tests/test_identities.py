@@ -88,9 +88,7 @@ def test_softmax_policy_gradient(mdp, logits, other_logits):
 
 
 @on_random_mdps
-def test_policy_gradient_loss_is_the_negative_gradient_and_baselines_do_not_matter(
-    mdp, logits, other_logits
-):
+def test_policy_loss_is_negative_gradient_with_any_baseline(mdp, logits, other_logits):
     policy = jax.nn.softmax(logits)
     weights = occupancy(mdp, policy)[:, None] * policy
 
@@ -358,7 +356,7 @@ def test_gae_at_both_ends_of_lambda(ends):
     np.testing.assert_allclose(one + state_value, monte_carlo, **EXACT)
 
 
-def test_gae_of_exact_values_is_unbiased_for_every_lambda():
+def test_gae_with_exact_values_is_always_unbiased():
     """E[Â_t | s, a] is A(s, a) for V = V_π, enumerated over all paths of three steps."""
     mdp = jax.tree.map(
         lambda x: x[0], random_mdps(np.random.default_rng(3), 1, num_states=2, num_actions=2)
@@ -408,18 +406,18 @@ def sampled_gradient(k, logits, reference_logits):
 
 
 @on_random_mdps
-def test_expected_gradient_of_k2_is_that_of_the_kl(mdp, logits, reference_logits):
+def test_expected_k2_gradient_equals_kl_gradient(mdp, logits, reference_logits):
     exact = jax.grad(lambda x: Categorical(x).kl(Categorical(reference_logits)).sum())(logits)
     return sampled_gradient(divergences.k2, logits, reference_logits), exact
 
 
 @on_random_mdps
-def test_expected_gradient_of_k3_is_that_of_the_reversed_kl(mdp, logits, reference_logits):
+def test_expected_k3_gradient_equals_reversed_kl_gradient(mdp, logits, reference_logits):
     exact = jax.grad(lambda x: Categorical(reference_logits).kl(Categorical(x)).sum())(logits)
     return sampled_gradient(divergences.k3, logits, reference_logits), exact
 
 
-def test_expected_gradient_of_k1_is_nothing_and_k2_is_biased():
+def test_expected_k1_gradient_is_zero_and_k2_biased():
     logits, reference_logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 3)))
     np.testing.assert_allclose(
         sampled_gradient(divergences.k1, logits, reference_logits), np.zeros((4, 3)), atol=1e-12

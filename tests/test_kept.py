@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from test_sampling import kept
 from traced import equations
@@ -25,12 +26,8 @@ MODEL = language.Transformer(SIZE, width=16, layers=1, heads=2, mlp_width=16, ga
 PROMPTS, GROUP = 4, 4
 
 
-def drawn(seed, scale=0.5):
-    generator = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: jnp.asarray((x.ndim == 1) + scale * generator.normal(size=x.shape), x.dtype),
-        MODEL.parameter_shapes(),
-    )
+def drawn(seed):
+    return probes.drawn(MODEL.parameter_shapes(), 0.5, (1,), seed)
 
 
 def make(model=MODEL, **options):

@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp
 import numpy as np
 from jaxrl_po import run
 from jaxrl_po.masked import Mean
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 from probes import one_piece
 from toy_run import start_of
 
@@ -80,7 +80,7 @@ def execute(client, code, act=None, at="iteration 1"):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_one_interrupt_ends_a_loop_and_its_result_is_usable(kernel):
+def test_one_interrupt_ends_loop_with_usable_result(kernel):
     manager, client = kernel
     loop = "done = []\nfor _ in range(3):\n    done.append(train())"
     assert execute(client, loop, manager.interrupt_kernel)[0] == "Interrupted"

@@ -66,7 +66,7 @@ def test_a_step_computes_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "adapters"])
-def test_seeds_side_by_side_compute_what_each_does_alone(name):
+def test_seeds_side_by_side_compute_as_if_alone(name):
     each = [model_and_params(name, seed) for seed in range(3)]
     model = each[0][0]
     run = jax.jit(lambda params: step(model, params, prepared=True)[0])
@@ -135,7 +135,7 @@ def test_the_first_of_equal_actions_is_the_mode(actions):
 
 
 @pytest.mark.parametrize("actions", [3, MANY + 5])
-def test_logits_that_are_not_numbers_give_an_action_in_range(actions):
+def test_nonfinite_logits_give_action_in_range(actions):
     logits = jnp.zeros((2, actions)).at[0, 1].set(jnp.nan).at[1].set(-jnp.inf)
     drawn = jnp.stack([Categorical(logits).sample(jax.random.key(0)), Categorical(logits).mode()])
     assert ((drawn >= 0) & (drawn < actions)).all()

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 from flax import nnx
 
@@ -29,11 +30,7 @@ def make(**options):
 
 
 def drawn(model):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: ((x.ndim == 1) + 0.3 * generator.normal(size=x.shape)).astype(x.dtype),
-        model.parameter_shapes(),
-    )
+    return jax.device_get(probes.drawn(model.parameter_shapes(), 0.3, (1,)))
 
 
 def begun():
@@ -213,7 +210,7 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
     np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
-def test_rewards_are_what_the_verifier_says_to_the_last_digit():
+def test_rewards_match_the_verifier_exactly():
     task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
     problem = language.make_problem(task, Oracle(), num_prompts=2, group_size=2)
     batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
@@ -274,7 +271,7 @@ def test_completions_do_not_depend_on_where_prompts_lie():
     np.testing.assert_array_equal(batch.inputs.tokens, np.concatenate([*halves]))
 
 
-def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
+def test_evaluation_is_greedy_repeatable_and_held_out():
     params, collector = begun()
     evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
@@ -282,7 +279,7 @@ def test_evaluation_is_greedy_repeatable_and_of_the_held_out_split():
     assert first["greedy_accuracy"].shape == (16,)
 
 
-def test_warm_start_stops_at_the_accuracy_that_the_verifier_sees():
+def test_warm_start_stops_at_accuracy_of_the_verifier():
     """If right answers differ from the demonstration, only the verifier can stop the warm start."""
     task = language.tasks.running_sum(2, max_filler=8)
     model = language.ModelSettings(width=32, layers=1, heads=2, kv_heads=2, mlp_width=64).build(
@@ -386,7 +383,7 @@ def test_other_bad_input():
             language.make_problem(TASK, MODEL, warm=warm)
 
 
-def test_the_task_says_where_a_process_reward_is_due():
+def test_task_says_where_process_reward_is_due():
     """A reward is due at every token if digits are scored, otherwise at a chain's marks and at its
     end."""
     for task, marks in (

@@ -101,7 +101,7 @@ def asks_jax(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_only_one_function_below_run_asks_jax_for_its_backend(module):
+def test_one_function_below_run_asks_jax_for_backend(module):
     if module.split("/")[0] in ("run", "cli"):
         return
     found = asks_jax((PACKAGE / module).read_text())

@@ -64,7 +64,7 @@ def test_an_episode_has_a_whole_number_of_steps(limit):
         control.make_problem(control.adapt(ENV)._replace(max_steps=limit))
 
 
-def test_limits_may_be_numbers_of_any_kind_or_infinite():
+def test_limits_may_be_any_numbers_or_infinite():
     for limit in (7, 7.0, np.int64(7), np.float32(7.0), jnp.int32(7), jnp.float32(7.0)):
         assert control.adapt(ENV, Params(max_steps_in_episode=limit)).max_steps == 7
     endless = Params(max_steps_in_episode=math.inf)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from probes import drawn
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo, ppo, trpo
@@ -20,13 +21,6 @@ from jaxrl_po.types import ActorCritic
 TASK = language.tasks.addition(1)
 SMALL = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
 LORA = Lora(rank=3, alpha=6.0)
-
-
-def drawn(tree, scale):
-    generator = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray(scale * generator.normal(size=x.shape), x.dtype), tree
-    )
 
 
 def split(model):

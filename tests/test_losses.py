@@ -53,7 +53,7 @@ def test_clip_fractions_are_where_the_gradient_is_lost(advantage, ratio, loss, g
     assert float(low) == float(gradient == 0.0 and advantage < 0)
 
 
-def test_nothing_is_lost_without_an_advantage_or_on_the_edge_of_the_interval():
+def test_clip_fractions_vanish_without_advantage_or_at_edge():
     zero, one = jnp.float32(0.0), jnp.float32(1.0)
     assert float(losses.clip_fraction_low(jnp.log(0.5), zero, zero, 0.2)) == 0.0
     assert float(losses.clip_fraction_high(jnp.log(1.5), zero, zero, 0.2)) == 0.0
@@ -173,7 +173,7 @@ def test_half_precision_log_probs_make_float32_ratios():
     np.testing.assert_allclose(loss, -np.exp(0.5), rtol=1e-5)
 
 
-def test_policy_gradient_and_surrogate_agree_at_the_old_policy():
+def test_policy_gradient_and_surrogate_agree_at_old_policy():
     log_prob, advantage = jnp.log(jnp.array([0.2, 0.5])), jnp.array([1.5, -2.0])
     policy_gradient = jax.grad(lambda x: losses.policy_gradient(x, advantage).sum())(log_prob)
     surrogate = jax.grad(lambda x: losses.surrogate(x, log_prob, advantage).sum())(log_prob)
@@ -266,7 +266,7 @@ def test_aggregators_pool_before_they_divide(name):
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
-def test_fully_masked_batch_is_zero_with_a_finite_gradient(name):
+def test_fully_masked_batch_has_zero_loss_finite_gradient(name):
     aggregate = AGGREGATES[name][0]
     value, gradient = jax.value_and_grad(lambda x: aggregate(x, jnp.zeros_like(MASK)).value())(X)
     assert float(value) == 0.0
@@ -301,7 +301,7 @@ def token_batch(garbage):
 
 @pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
 @pytest.mark.parametrize("garbage", [0.0, 1e6, jnp.nan, jnp.inf])
-def test_what_stands_behind_a_mask_changes_neither_loss_nor_gradient(aggregate, garbage):
+def test_masked_values_change_neither_loss_nor_gradient(aggregate, garbage):
     """Masked slots must be zeroed first: a `where` on the loss would let a NaN into the
     gradient."""
 

@@ -34,7 +34,7 @@ def test_scaling_keeps_the_count():
         assert (float(scaled.total), float(scaled.count)) == (3.0, 2.0)
 
 
-def test_empty_is_zero_for_a_loss_and_nan_for_a_log():
+def test_empty_mean_is_zero_in_losses_only():
     empty = mean_of(0, 0)
     assert float(empty.value()) == 0.0
     assert np.isnan(empty.metric())
@@ -43,7 +43,7 @@ def test_empty_is_zero_for_a_loss_and_nan_for_a_log():
     assert float(mean_of(0, 2).metric()) == 0.0
 
 
-def test_mean_is_a_pytree_that_jits_vmaps_and_scans():
+def test_mean_is_pytree_that_jits_vmaps_and_scans():
     @jax.jit
     def pool(xs):
         means = jax.vmap(masked.total)(xs)
@@ -109,7 +109,7 @@ CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
 
 @pytest.mark.parametrize("garbage", [np.nan, -9.0])
-def test_equal_elements_have_exactly_their_value_and_no_std(garbage):
+def test_equal_elements_have_exact_mean_and_zero_std(garbage):
     """Rounding gives most of the tested constants a mean of another value, and a std that is not
     0."""
     # The last of the four devices has no element.
@@ -142,7 +142,7 @@ def test_moments_of_integers_and_of_half_precision():
     assert (float(mean), float(std)) == (256.5, 255.5)
 
 
-def test_sums_over_devices_keep_every_array_and_meet_once_for_small_ones_of_one_dtype():
+def test_device_sums_keep_arrays_and_merge_small_ones():
     """The program has one all-reduce for all float32, one for all int32, and one for each large
     array."""
     tree = {
@@ -208,7 +208,7 @@ def test_equal_to_numpy_under_any_mask(rows):
     np.testing.assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)
 
 
-def test_sums_to_go_hold_what_decides_whether_two_are_equal():
+def test_sums_to_go_show_whether_two_are_equal():
     sums = compensated.sums_to_go(jnp.array([[1.5, 0.0, -2.0, 4.0]]))
     assert sums.value.tolist() == [[3.5, 2.0, 2.0, 4.0]]
     assert sums.error.tolist() == [[0.0] * 4]

@@ -1,38 +1,26 @@
 """Tests policies with memory: replay equals acting, and memory is necessary to solve a maze."""
 
-import dataclasses
 import functools
-import json
-import shutil
 from typing import NamedTuple
 
 import chex
-import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
-import memory_reference
 import numpy as np
 import pytest
-import shapes
-import tiny
-from clock import ignore, started
-from clock import problem_of as hosted_problem
 from gymnax.environments import spaces
 from jax.flatten_util import ravel_pytree
+from memory_reference import SIZES
 from probes import Probe
 from structured import Everything
 
 from jaxrl_po import control, trust_region
-from jaxrl_po import run as runs
 from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
-from jaxrl_po.cli import evaluate, launch, render
-from jaxrl_po.config import ConfigError, describe_field
-from jaxrl_po.control import actor, memory, modules, networks, recorded, recurrence, unroll
-from jaxrl_po.control.problem import CRITIC_MEMORY
+from jaxrl_po.config import ConfigError
+from jaxrl_po.control import actor, memory, modules, networks, unroll
 
 GRU = control.NetworkSettings(width=8, depth=1, memory="gru")
-SIZES = {"gru": {}, "transformer": {"memory_window": 3, "memory_layers": 2, "memory_heads": 2}}
 
 
 class RandomEnds(Probe):
@@ -87,7 +75,7 @@ def test_what_is_replayed_is_what_acted():
     assert float(jnp.abs(other - last.log_prob).max()) > 1e-3
 
 
-def test_the_next_value_is_seen_with_the_memory_before_the_reset():
+def test_next_value_uses_memory_before_reset():
     _, _, (*_, batch) = two_batches()
     ended = batch.terminated | batch.truncated
     running = ~np.asarray(ended[:, :-1])
@@ -99,7 +87,7 @@ def test_the_next_value_is_seen_with_the_memory_before_the_reset():
     assert not np.allclose(batch.next_value[:, :-1][~running], batch.value[:, 1:][~running])
 
 
-def test_the_memories_of_a_batch_follow_those_of_the_batch_before():
+def test_memories_continue_from_the_previous_batch():
     apply, params, (_, first, second) = two_batches()
     ended = np.asarray((first.terminated | first.truncated)[:, -1])
     for name in ("memory", "critic_memory"):
@@ -279,96 +267,6 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
         assert np.abs(of.products[0]).max() > 1e-3
 
 
-def looped(params, memory, features, begins):
-    """Runs `nn.GRUCell` step by step; JAX differentiates the loop."""
-    cell, memories = nn.GRUCell(memory.shape[-1]), []
-    for x, begin in zip(features, begins, strict=True):
-        memory, _ = cell.apply({"params": params}, jnp.where(begin[:, None], 0.0, memory), x)
-        memories.append(memory)
-    return jnp.stack(memories)
-
-
-@functools.cache
-def drawn():
-    """Returns parameters, memory and features; the steps at which episodes begin; a direction."""
-    keys = jax.random.split(jax.random.key(0), 5)
-    features = jax.random.normal(keys[0], (5, 3, 2))
-    begins = jax.random.bernoulli(keys[1], 0.3, (5, 3))
-    assert begins.any(axis=1).sum() >= 3
-    memory = jax.random.normal(keys[2], (3, 4))
-    params = jax.jit(nn.GRUCell(4).init)(keys[3], memory, features[0])["params"]
-    inputs = jax.tree.map(lambda x: 2.0 * x + 0.1, (params, memory, features))
-    flat, unravel = ravel_pytree(inputs)
-    return flat, unravel, begins, jax.random.normal(keys[4], flat.shape)
-
-
-@pytest.mark.parametrize(
-    "derivative", ["value", "jvp", "grad", pytest.param("hessian", marks=pytest.mark.slow)]
-)
-def test_the_unit_and_its_derivatives_are_those_of_a_loop(derivative):
-    flat, unravel, begins, direction = drawn()
-
-    def of(unit):
-        def memories(x):
-            return unit(*unravel(x), begins)
-
-        def loss(x):
-            return (memories(x) ** 3).sum()
-
-        asked = {
-            "value": memories,
-            "jvp": lambda x: jax.jvp(memories, (x,), (direction,))[1],
-            "grad": jax.grad(loss),
-            "hessian": lambda x: jax.jvp(jax.grad(loss), (x,), (direction,))[1],
-        }
-        return jax.jit(asked[derivative])(flat)
-
-    ours, wanted = of(recurrence.run_gru), of(looped)
-    assert float(jnp.abs(wanted).max()) > 0.1
-    np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=2e-5)
-
-
-class Remembering(nn.Module):
-    """Module with a memory of 4 units."""
-
-    memory: str
-
-    @nn.compact
-    def __call__(self, before, features, begins, final=None):
-        return self.of().run(before, features, begins, final)
-
-    def of(self):
-        sizes = {"layers": 2, "heads": 2, "window": 3} if self.memory == "transformer" else {}
-        return getattr(memory, self.memory)(4, lambda scale: nn.initializers.zeros, **sizes)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_memories_equal_their_papers(name):
-    """The test is in float64, step by step and in segments; every parameter is drawn, including
-    biases."""
-    rng, steps, rows = np.random.default_rng(0), 14, 3
-    features, final = rng.normal(size=(2, steps, rows, 2))
-    begins = rng.random((steps, rows)) < [0.0, 0.3, 0.5]
-    assert begins[1:].sum(axis=0)[1:].min() >= 2
-    module = Remembering(name)
-    with jax.enable_x64(True):
-        start, run = module.of().start(rows), jax.jit(module.apply)
-        shapes_of = jax.eval_shape(module.init, jax.random.key(0), start, features, begins, final)
-        params = jax.tree.map(lambda x: rng.normal(size=x.shape), shapes_of)
-        of_paper = getattr(memory_reference, name)
-        wanted = memory_reference.outputs(
-            of_paper, params["params"], features, begins, final, window=3
-        )
-        for cuts in ([1] * steps, [steps], [2, 3, 9], [9, 3, 2]):
-            remembered, found = start, []
-            for one in np.split(np.arange(steps), np.cumsum(cuts)[:-1]):
-                after = () if len(one) == 1 else (final[one],)  # acting does not look a step ahead
-                remembered, *now = run(params, remembered, features[one], begins[one], *after)
-                found.append([x for x in now if x is not None])
-            for each, want in zip(zip(*found, strict=True), wanted, strict=False):
-                np.testing.assert_allclose(np.concatenate(each), want, rtol=0, atol=1e-12)
-
-
 METHODS = [
     (a2c, "transformer", "policy"),
     *((module, memory, "both") for module in (reinforce, ppo, trpo) for memory in SIZES),
@@ -455,63 +353,6 @@ def test_memory_solves_what_is_chance_without(module, memory, name):
     assert found < low if memory == "none" else found > high
 
 
-def test_a_host_environment_replays_what_acted():
-    """The test compares three iterations with one sequence of all their steps.
-
-    The last iteration begins at the start of an episode.
-    """
-    hosted = hosted_problem(3, 6, memory="gru", statistics=True)
-    _, state, rollouts = started(hosted)
-    state = state._replace(params=jax.tree.map(lambda x: 2.0 * x, state.params))
-    sample = jax.jit(
-        lambda s, r: jax.vmap(hosted.problem.collect)(
-            s.params,
-            recorded.with_recording(s, r).collector,
-            jax.random.split(jax.random.key(0), 1),
-        )
-    )
-    batches = []
-    for _ in range(3):
-        state, recording = rollouts.record(state, ignore)
-        collector, batch = sample(state, recording)
-        seen = batch.inputs.observation
-        batches.append((seen, batch.mask, batch.action, batch.log_prob, batch.value))
-        state = state._replace(collector=collector)
-    seen, mask, action, log_prob, value = (
-        np.concatenate(x, axis=2)[0] for x in zip(*batches, strict=True)
-    )
-    begins = np.pad(~mask[:, :-1], ((0, 0), (1, 0)))
-    assert begins[:, 12].all()
-    assert not begins[:, 6].any()
-
-    @jax.jit
-    def replayed(params, key):
-        empty = jnp.zeros((3, 8))
-        distribution, value = hosted.problem.apply(
-            params, actor.StepRows(seen, begins, empty, empty)
-        )
-        of_rows = unroll.row_keys(jax.random.split(key)[1], jnp.arange(3))
-        keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, times))(of_rows)
-        drawn = jax.vmap(jax.vmap(lambda one, key: one.sample(key)))(distribution, keys)
-        return drawn, distribution.log_prob(action), value
-
-    times = jnp.arange(18) % 6
-    found = replayed(*jax.tree.map(lambda x: x[0], (state.params, state.key)))
-    for ours, acted in zip(found, (action, log_prob, value), strict=True):
-        np.testing.assert_allclose(ours[mask], acted[mask], atol=1e-5)
-
-
-def test_a_pool_that_is_opened_begins_without_a_memory():
-    hosted = hosted_problem(3, 6, memory="transformer")
-    rollouts = started(hosted)[2]
-    state = jax.eval_shape(started(hosted)[0].init, jax.random.split(jax.random.key(0), 1))
-    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state._replace(key=None))
-    began = rollouts._begin(state._replace(step=np.zeros(1)), ignore)
-    memory = jax.tree.leaves(began.collector.sharded[CRITIC_MEMORY])
-    assert len(memory) == 2
-    assert not any(x.any() for x in memory)
-
-
 def test_what_cannot_remember_is_named():
     remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
     for flags, message in (
@@ -543,44 +384,6 @@ def test_what_cannot_remember_is_named():
         control.make_vine(RandomEnds(), policy=remembering)
 
 
-@pytest.mark.usefixtures("trace_only")
-def test_another_memory_is_one_entry(tmp_path, monkeypatch):
-    called = []
-
-    def summed(size, initialization, target, *, window):
-        called.append((size, window))
-
-        def run(memory, features, begins, final):
-            dense = nn.Dense(size)
-
-            def step(memory, x):
-                memory = jnp.where(x[1][:, None], 0.0, memory) + x[0]
-                return memory, memory
-
-            memory, outputs = jax.lax.scan(step, memory, (dense(features), begins))
-            return memory, outputs, None if final is None else outputs + dense(final)
-
-        return memory.Memory(lambda rows: jnp.zeros((rows, size)), run)
-
-    kind = memory.MemoryKind(summed, "a sum", sizes=("window",), divisors=("window",))
-    monkeypatch.setitem(memory.MEMORIES, "sum", kind)
-    flags = ["--network.memory=sum", "--network.memory_window=4", "--env=MemoryChain-bsuite"]
-    assert launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path}"]) == 0
-    assert set(called) == {(8, 4)}
-    policy = json.loads((tmp_path / "config.json").read_text())
-    assert policy["network.memory"] == "sum"
-    (field,) = (x for x in dataclasses.fields(control.NetworkSettings) if x.name == "memory")
-    assert "gru, transformer, sum" in describe_field(field)
-    for changes, message in (
-        ({"memory_layers": 3}, "memory_layers: has no effect unless memory is transformer"),
-        ({"memory_window": 3}, "memory_window: must divide width = 64"),
-        ({"memory": "gru", "memory_window": 4}, "unless memory is transformer or sum"),
-        ({"memory": "none", "recurrent_networks": "policy"}, "memory is gru or transformer or sum"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            control.NetworkSettings(**{"memory": "sum", **changes}).validate()
-
-
 def test_groups_remember_too():
     window = functools.partial(memory.transformer, layers=1, heads=2, window=3)
     remembering = networks.Recurrent(
@@ -600,54 +403,3 @@ def test_groups_remember_too():
 
     within, replayed, acted = map(np.asarray, played(jax.random.key(0)))
     np.testing.assert_allclose(replayed[within], acted[within], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("real", "memory"),
-    [
-        (False, "transformer"),
-        *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
-    ],
-)
-def test_a_run_with_memory_resumes_is_evaluated_drawn_and_loaded(
-    tmp_path, capsys, monkeypatch, real, memory
-):
-    if not real:
-        shapes.trace_only(monkeypatch)
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    flags = [
-        "--env=MemoryChain-bsuite",
-        f"--network.memory={memory}",
-        *(f"--network.{name}={size}" for name, size in SIZES[memory].items()),
-        "--network.recurrent_networks=policy",
-        "--network.width=8",
-        "--network.depth=1",
-        "--problem.num_envs=4",
-        "--problem.num_steps=8",
-        "--config.num_minibatches=2",
-        "--eval_episodes=4",
-        "--seeds=2",
-        "--total_steps=128",
-    ]
-    assert launch.control([*flags, f"--out={whole}"]) == 0
-    shutil.copytree(whole, out)
-    shutil.rmtree(out / "checkpoints" / "latest" / "4")
-    assert launch.control([f"--out={out}", "--resume"]) == 0
-    assert "resuming at iteration 3" in capsys.readouterr().out
-    resumed, at_once = (
-        [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        for place in (out, whole)
-    )
-    assert resumed[-1]["greedy_return"] == at_once[-1]["greedy_return"]
-    assert resumed[-1]["policy_loss"] == at_once[-1]["policy_loss"]
-    assert evaluate.main([f"--run={out}", "--size=4"]) == 0
-    assert render.main([f"--run={out}", "--max_steps=4"]) == 0
-    policy = runs.load(out)
-    with pytest.raises(ConfigError, match=r"^act: must be replaced by step"):
-        policy.act(jnp.zeros(3))
-    seen = jnp.array([1.0, 0.0, 1.0])
-    after, action = policy.step(policy.start, seen)
-    assert bool(jax.tree.leaves(after)[0].any()) == real  # otherwise all parameters are zero
-    remembered, _ = policy.step(jax.tree.map(lambda x: x + 1.0, policy.start), seen)
-    assert not np.array_equal(jax.tree.leaves(remembered)[0], jax.tree.leaves(after)[0])
-    assert int(action) in (0, 1)

@@ -42,7 +42,7 @@ def test_permutation_is_uniform():
 
 
 @pytest.mark.parametrize(("rows", "num_minibatches"), [(12, 5), (1, 2), (8, 0)])
-def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches):
+def test_minibatches_that_do_not_divide_rows_are_named(rows, num_minibatches):
     message = f"^num_minibatches: must divide the {rows} rows, got {num_minibatches}$"
     with pytest.raises(ConfigError, match=message):
         minibatches.num_strata(rows, num_minibatches)
@@ -51,7 +51,7 @@ def test_minibatches_that_do_not_divide_the_rows_are_named(rows, num_minibatches
 SIZES = ((512, 1), (513, 1), (1009, 1), (1024, 1), (2560, 1), (256, 5), (64, 64), (3, 512))
 
 
-def test_a_core_computes_at_least_256_slots_at_a_time():
+def test_core_computes_at_least_256_slots_at_once():
     one_each = Target("cpu", devices=2, cores=2)
     assert [minibatches.in_cache(*size, one_each) for size in SIZES] == [1, 1, 1, 4, 10, 4, 16, 3]
     for target in (Target("cpu", devices=1, cores=2), Target("gpu", devices=2, cores=2), None):
@@ -94,9 +94,7 @@ def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monk
         ),
     ],
 )
-def test_they_learn_from_parts_what_they_learn_from_whole_minibatches(
-    algorithm, problem, monkeypatch
-):
+def test_parts_teach_the_same_as_whole_minibatches(algorithm, problem, monkeypatch):
     state = jitted(algorithm, problem)[0](jax.random.key(0))
     monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
     one_each, several = Target("cpu", devices=2, cores=2), Target("cpu", devices=1, cores=2)

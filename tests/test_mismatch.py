@@ -30,7 +30,7 @@ def problem(**changes):
     )
 
 
-def test_noise_is_of_that_size_on_every_logit_and_the_sampler_says_so():
+def test_noise_has_given_size_and_sampler_reports_it():
     """The odds of two tokens reveal the noise: log π / (1 − π) moves by two draws, a std of √2
     σ."""
     rows, decoding = 4000, sampling.Decoding(1, 2.0)
@@ -110,7 +110,7 @@ def test_both_kls_are_estimated_from_the_samplers_actions():
         assert float(metrics[name].value()) == pytest.approx(mean, rel=0.05)
 
 
-def test_the_kl_of_an_update_is_that_of_the_old_policy_and_not_of_the_sampler():
+def test_update_kl_is_of_old_policy_not_sampler():
     """The estimate approaches the exact value of two categorical policies, on actions of a third
     policy."""
     table = tabular_problem(num_prompts=8192, num_steps=8)
@@ -149,7 +149,7 @@ def test_sampler_precision_leaves_learner_precision():
 
 
 @pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_batches_are_of_the_policy_of_that_many_iterations_ago(staleness):
+def test_batches_come_from_policy_of_given_iterations_ago(staleness):
     table = tabular_problem(num_prompts=8, group_size=4, dense=False)
     table = imprecise(table, size=0.0, staleness=staleness)
     learner = grpo.make(as_arrays(grpo.Config(use_reference=False, learning_rate=0.1)), table)

@@ -81,7 +81,7 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
     for script, expected in anew.items():
         given = expected if moved == ("inputs",) else {}
         if given:
-            with pytest.raises(ConfigError, match=r"^folder: \S+ (was made with|.*must be)"):
+            with pytest.raises(ConfigError, match=r"^folder: \S+ (needs|.*must be)"):
                 run.load(runs / script, checkpoint="latest")
             with pytest.raises(ConfigError, match=r"no (file|config)|cannot be read"):
                 resumed(script, places["runs"])
@@ -89,7 +89,7 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
         assert {name: settings[name] for name in expected} == expected
         found = resumed(script, places["runs"], **given)
         assert {name: found.output.settings[name] for name in expected} == expected
-        assert not any("changed environment" in note for note in found.display.notes)
+        assert not any("other circumstances" in note for note in found.display.notes)
     assert moved == ("inputs",) or models.root(f"{runs / 'language'}") == f"{inputs / 'model'}"
     more = written(anew["control"]) if moved == ("inputs",) else []
     assert sweep.main([f"--out={runs / 'sweep'}", "--resume", *more]) == 0

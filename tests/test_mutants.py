@@ -24,7 +24,7 @@ def test_nine_of_ten_mutants_are_killed(module):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_wrong_program_is_one_change_of_a_program_that_compiles():
+def test_every_wrong_program_is_one_change_that_compiles():
     assert len({wrong.name for wrong in WRONG}) == len(WRONG)
     for wrong in WRONG:
         changed = wrong.source(Path(path_of(wrong.module)).read_text(encoding="utf-8"))

@@ -48,7 +48,7 @@ def test_widths():
     assert sampling.widths_of(512, 31) == [512]
 
 
-def test_steps_are_as_wide_as_what_is_alive_asks_for():
+def test_steps_are_as_wide_as_living_rows_need():
     """Decoding is greedy; lengths range from 1 to beyond the budget: all counts are known by
     hand."""
     model = Countdown()
@@ -168,7 +168,7 @@ def same(ours, plain):
 
 
 @pytest.mark.parametrize("function", [sample, talk])
-def test_every_row_is_what_it_is_in_one_loop(function, monkeypatch):
+def test_every_row_equals_that_of_one_loop(function, monkeypatch):
     """The function runs under `vmap` over seeds, of which some end earlier, and under
     `shard_map`."""
     narrow = with_widths(monkeypatch, NARROW, function)
@@ -216,7 +216,7 @@ def test_seeds_step_down_together():
         assert conditions(jax.vmap(sample), *stacked) == conditions(sample, *given) == 1
 
 
-def test_rows_that_the_compiler_places_on_devices_stay_there(monkeypatch):
+def test_rows_that_compiler_places_on_devices_stay(monkeypatch):
     """If rows moved between devices, they would be gathered on all devices."""
     with jax.enable_x64(True):
         base, *given = arguments(0)

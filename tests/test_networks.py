@@ -31,7 +31,7 @@ def test_dtype_is_the_one_asked_for():
     assert w.dtype == jnp.bfloat16
 
 
-def test_it_is_traced_once_for_all_modules_that_apply_it(monkeypatch):
+def test_initializer_is_traced_once_for_all_modules(monkeypatch):
     """Flax requests the shape of each parameter whenever it applies a module."""
     drawn, normal = [], jax.random.normal
 
@@ -183,7 +183,7 @@ def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
     ],
 )
 @pytest.mark.parametrize("seeds", [(), (2,)])
-def test_the_gradient_of_a_tall_kernel_is_computed_transposed(rows, shape, turned, seeds):
+def test_gradient_of_tall_kernel_is_computed_transposed(rows, shape, turned, seeds):
     def gradient(x, kernel):
         return jax.grad(lambda kernel: jnp.sin(networks.product(x, kernel)).sum())(kernel)
 
@@ -214,7 +214,7 @@ def test_heads_keep_the_batch_shape(batch):
     assert value.shape == batch
 
 
-def test_log_std_is_a_parameter_that_no_observation_moves():
+def test_log_std_does_not_depend_on_observation():
     module = policy(networks.GaussianHead(2, initial_log_std=-0.5))
 
     @jax.jit
@@ -274,7 +274,7 @@ def test_torso_convolves_images_only_when_asked():
     assert convolved["Convolution_0"]["Dense_0"]["kernel"].shape == (36, 16)
 
 
-def test_frames_of_a_video_game_become_the_papers_features():
+def test_video_game_frames_become_the_papers_features():
     torso = networks.Torso((512,), jnp.tanh, 3, networks.FRAMES)
     made = parameters(torso, jnp.zeros((84, 84, 4), jnp.uint8))
     assert made["Dense_0"]["kernel"].shape == (7 * 7 * 64, 512)
@@ -305,14 +305,14 @@ def test_activation_is_the_one_passed():
     np.testing.assert_array_equal(output, np.zeros(4))
 
 
-def test_an_array_narrower_than_the_kernel_is_flattened_and_not_lost():
+def test_array_narrower_than_kernel_is_flattened():
     spaces = control.Spaces(jax.ShapeDtypeStruct((2, 3, 4), jnp.float32), num_actions=2)
     policy = modules.default_modules(spaces, control.NetworkSettings())["policy"]
     params = jax.eval_shape(policy.init, jax.random.key(0), jnp.zeros((2, 3, 4)))
     assert (2 * 3 * 4, 64) in {x.shape for x in jax.tree.leaves(params)}
 
 
-def test_maps_of_many_kinds_are_embedded_cell_by_cell_before_they_are_convolved():
+def test_maps_of_many_kinds_are_embedded_before_convolution():
     def kernels(kinds):
         seen = {"map": jax.ShapeDtypeStruct((5, 6, kinds), jnp.uint8)}
         spaces = control.Spaces(seen, num_actions=2)

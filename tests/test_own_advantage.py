@@ -70,7 +70,7 @@ def program(module, config, **given):
 
 
 @pytest.mark.parametrize("module", METHODS, ids=shown)
-def test_the_methods_advantage_written_out_is_the_same_program(module):
+def test_methods_advantage_written_out_is_the_same_program(module):
     own, sizes = METHODS[module]
     config = module.Config(**sizes)
     stock = program(module, config)
@@ -80,7 +80,7 @@ def test_the_methods_advantage_written_out_is_the_same_program(module):
 
 
 @pytest.mark.parametrize("module", METHODS, ids=shown)
-def test_settings_of_the_advantage_that_is_replaced_are_refused(module):
+def test_settings_of_replaced_advantage_are_refused(module):
     own, sizes = METHODS[module]
     given = {
         "gamma": 0.9,
@@ -186,7 +186,7 @@ def test_a_trajectory_is_a_row_of_the_batch():
             np.testing.assert_array_equal(got, want)
 
 
-def test_v_trace_on_completions_of_an_older_policy_is_its_equation():
+def test_v_trace_on_older_completions_matches_its_equation():
     """Eq. 1 holds term by term for the batch that a language method passes to its advantage."""
     learner = example.make()
 

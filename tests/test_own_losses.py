@@ -82,7 +82,7 @@ def test_run_with_own_loss_resumes_with_its_code(moved, capsys):
     assert read(moved / "metrics.jsonl")[-1]["step"] == 96
     stored = json.loads((moved / "config.json").read_text())
     assert {name: stored[name] for name in OWN} == flags_of(moved.parent / "own.py")
-    assert "changed environment" not in capsys.readouterr().out
+    assert "other circumstances" not in capsys.readouterr().out
     (moved.parent / "own.py").write_text(CODE.replace("-log_prob", "-2.0 * log_prob"))
     resumed = read_experiment(str(moved))
     notes = " ".join(prepare(DOMAINS["control"], resumed.read()).display.notes)

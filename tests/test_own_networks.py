@@ -46,7 +46,7 @@ def test_networks_that_cannot_work_are_named(env, network, message):
         problem_of(gymnax.make(env)[0], control.NetworkSettings(**network))
 
 
-def test_a_body_for_both_is_refused_where_the_critic_sees_more():
+def test_shared_body_is_refused_if_critic_sees_more():
     with pytest.raises(ConfigError, match="shared_torso: must be off where the critic sees more"):
         problem_of(Structured(), control.NetworkSettings(shared_torso=True))
 
@@ -57,7 +57,7 @@ def init(env, network):
     return jax.jit(lambda key: problem.init(key)[0])(jax.random.key(0))
 
 
-def test_the_critic_may_be_wider_and_normalised_by_layer():
+def test_critic_may_be_wider_with_layer_norm():
     network = control.NetworkSettings(width=8, critic_width=16, layer_norm=True)
     params = jax.eval_shape(lambda: init(gymnax.make("CartPole-v1")[0], network))
     policy, value = (p["params"]["torso"] for p in (params.policy, params.value))
@@ -173,7 +173,7 @@ def test_settings_for_which_a_module_stands_are_refused(given, settings, message
         )
 
 
-def test_networks_of_ones_own_leave_out_what_was_tuned_for_others(tmp_path):
+def test_own_networks_drop_settings_tuned_for_others(tmp_path):
     options = command.ControlOptions(env="Breakout-MinAtar")
     assert any(name.startswith("network.") for name in command.tuned(options))
     own = command.ControlOptions(env="Breakout-MinAtar", policy="own.py:actor")

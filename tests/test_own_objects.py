@@ -67,7 +67,7 @@ def test_load_names_seed_index_for_seed(tmp_path):
         run.load(tmp_path, seed=1)
 
 
-def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, monkeypatch):
+def test_objects_given_in_python_are_reported_and_required(trained, tmp_path, monkeypatch):
     stored = json.loads((trained / "config.json").read_text())
     assert re.fullmatch(r"/\S+/probes.py:MatchCueContinuous", stored["env"])
     assert re.fullmatch(r"[0-9a-f]{16}:MatchCueContinuous", stored["resolved"]["code"]["env"])
@@ -101,13 +101,13 @@ def test_what_was_given_in_python_is_told_and_given_again(trained, tmp_path, mon
     assert longer.rows[-1]["step"] == 128
 
 
-def test_what_other_processes_can_import_is_named_by_its_file():
+def test_importable_objects_are_named_by_file():
     exact_here = sources.name_object("reward", exact)
     assert type(exact_here) is str
-    assert exact_here.endswith("tests/reward_functions.py:exact")
+    assert exact_here.endswith("tests/support/reward_functions.py:exact")
     assert sources.name_object("reward", json.loads) == "json:loads"
     probe = sources.name_object("env", CueReward)
-    assert probe.endswith("tests/probes.py:CueReward")
+    assert probe.endswith("tests/support/probes.py:CueReward")
     # the class does not come from a second import
     assert user_code.make("env", probe).__class__ is CueReward
     one = CueReward()
@@ -148,8 +148,8 @@ def scored(tmp_path_factory):
     )
 
 
-def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(scored):
-    assert "reward=python:reward cannot be imported: run.load and run.resume must" in scored.lines
+def test_python_reward_scores_run_but_is_not_stored(scored):
+    assert "reward=python:reward cannot be imported: give it to run.resume again" in scored.lines
     assert len(scored.calls) == 2  # iterations
     lengths = np.mean([len(text) for completions, _ in scored.calls for text in completions])
     assert all(len(text) == 2 for _, answers in scored.calls for text in answers)
@@ -160,7 +160,7 @@ def test_a_reward_of_python_scores_a_run_and_its_folder_says_what_it_lacks(score
     assert run.load(scored.out).params is not None  # loading does not need the reward
 
 
-def test_a_reward_of_python_is_given_again_to_resume(scored, tmp_path):
+def test_python_reward_is_given_again_to_resume(scored, tmp_path):
     folder = shutil.copytree(scored.out, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^reward: python:reward was given in Python and cannot"):
         run.resume(folder, total_steps=24)
@@ -186,7 +186,7 @@ def test_an_error_of_a_reward_names_its_line(tmp_path):
         run.train(experiment)
 
 
-def test_a_script_that_trains_when_it_is_read_for_what_it_defines_is_refused(tmp_path):
+def test_script_that_trains_on_import_is_refused(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
         "import gymnax\n"
@@ -202,7 +202,7 @@ def test_a_script_that_trains_when_it_is_read_for_what_it_defines_is_refused(tmp
     assert not (tmp_path / "other").exists()
 
 
-def test_a_task_is_an_object_and_no_tuple_of_values():
+def test_task_is_an_object_and_not_a_tuple():
     experiment = run.Experiment(task=language.tasks.addition(1))
     assert experiment.script == "language"
     assert experiment.settings["task"] == "python:Task"

@@ -97,7 +97,7 @@ def test_parameters_are_cut_over_rows_rather_than_seeds():
         choose(5)
 
 
-def test_whoever_cuts_parameters_leaves_the_device_axis_to_the_compiler():
+def test_parameter_sharding_leaves_device_axis_to_the_compiler():
     assert Placement(1, 1, 4).axis_name == "data"
     for placement in (Placement(1, 1, 4, shard_params=True), Placement(1, 1, 4, 2)):
         assert placement.cuts_params
@@ -141,7 +141,7 @@ def test_state_lies_where_the_placement_says():
     assert len(kernel.sharding.device_set) == 4
 
 
-def test_one_seed_is_not_vmapped_but_leads_with_its_axis():
+def test_one_seed_has_its_axis_without_vmap():
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=4)
     learner = ppo.make(ppo.Config(num_minibatches=1, num_epochs=1), problem)
     stacked = over_seeds(learner, 1)
@@ -233,3 +233,8 @@ def test_cores_are_devices_if_jax_started_with_one(monkeypatch):
         len({device.client for device in parallel.core_devices(3, 3)} - {jax.devices()[0].client})
         == 1
     )
+
+
+def test_devices_that_do_not_divide_seeds_compute_copies():
+    assert Placement(12, 4, 1).of_seeds(6) == Placement(6, 2, 2)
+    assert Placement(12, 4, 1).of_seeds(12) == Placement(12, 4, 1)

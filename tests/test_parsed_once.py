@@ -10,6 +10,8 @@ import pytest
 import tiny
 from scripts import surroundings
 
+from jaxrl_po import backend
+
 # Counts parsed arguments, and calls of gymnax from before the library is imported.
 PROGRAM = """
 import collections, functools, json, sys
@@ -59,3 +61,17 @@ def test_arguments_are_parsed_and_environment_made_once(tmp_path, argv, calls):
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == calls
+
+
+def test_computing_file_leaves_a_device_per_core(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("import jax.numpy as jnp\nzeros = jnp.zeros(2)\n")
+    program = "import jax; from jaxrl_po.run.experiment import user_code\n"
+    program += f"user_code.load('env', '{own}:zeros'); print(jax.device_count())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=surroundings() | {"PYTHONPATH": os.fspath(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == f"{backend.cores()}\n"

@@ -102,7 +102,7 @@ def test_a_seed_without_a_number_counts_as_worst(tmp_path):
         plot.Run(name, [{"step": 1, "greedy_return": each}], {}, "CartPole-v1")
         for name, each in values.items()
     ]
-    first, second = compared(runs, "greedy_return").splitlines()[1:3]
+    first, second = compared(runs, "greedy_return").splitlines()[2:4]
     assert first.split()[:5] == ["a", "3", "of", "4", "-inf"]
     assert first.split()[-1] == "-inf"
     assert float(first.split()[5]) == 285.5  # of 71 and 500 the worst and the best are dropped
@@ -135,7 +135,7 @@ def test_probability_of_improvement_compares_with_first_run():
     runs = [
         plot.Run(name, [{"step": 1, "score": each}], {}, "here") for name, each in scores.items()
     ]
-    _, _, better, worse, _, first, second, method = compared(runs, "score").splitlines()
+    _, _, _, better, worse, _, first, second, method = compared(runs, "score").splitlines()
     # Two of 6 exchanges give a difference as large.
     assert better.endswith(" 1.00 [0.39, 1.00]     0.33")
     assert worse.endswith(" 0.00 [0.00, 0.61]     0.33")
@@ -179,7 +179,7 @@ def test_area_begins_where_every_seed_has_a_value():
 
 
 def compared(runs, metric):
-    return plot.format_comparison(runs, plot.scores_of(runs, metric, plot.FINAL))
+    return plot.format_comparisons(runs, metric)
 
 
 STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}

@@ -33,7 +33,7 @@ class Shifted(gymnasium.Env):
 gymnasium.register("Shifted-v0", entry_point=Shifted)
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
+def test_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'jaxrl_po\[envpool\]'"):
         vector_envs.find_source("envpool:HalfCheetah-v4")
@@ -83,7 +83,7 @@ gymnasium.register("Strict-v0", entry_point=Strict)
         (SPACES.MultiDiscrete([3, 2], start=[-1, 0]), -1.0),
     ],
 )
-def test_actions_are_cast_to_the_space_and_stay_within_its_own_bounds(acts, low, monkeypatch):
+def test_actions_are_cast_and_stay_within_bounds(acts, low, monkeypatch):
     """In float32, the number 0.1 exceeds the bound 0.1."""
     monkeypatch.setattr(Strict, "action_space", acts)
     where = vector_envs.find_source("gymnasium:Strict-v0")
@@ -140,7 +140,7 @@ def test_no_limit_is_none_and_not_a_number():
     assert vector_envs.find_source("envpool:CliffWalking-v0").max_steps is None
 
 
-def test_pictures_are_of_the_environment_that_was_trained_on():
+def test_pictures_show_the_trained_environment():
     pytest.importorskip("envpool")
     arguments = '{"max_episode_steps": 7}'
     where = vector_envs.find_source("envpool:CartPole-v1", arguments)
@@ -198,7 +198,7 @@ def test_envpool_refuses_what_it_does_not_have():
         vector_envs.find_source("envpool:CartPole-v1", '{"seed": 2}')
 
 
-def test_an_environment_that_cannot_be_made_is_one_line():
+def test_impossible_environment_gives_one_line():
     def lacking():
         raise FileNotFoundError("no map\nfor it")
 

@@ -1,5 +1,4 @@
-"""Tests pretrained models: equality with `transformers`, written and loaded files, and refused
-folders."""
+"""Tests pretrained models: equality with `transformers`, written and loaded files."""
 
 import functools
 import json
@@ -10,10 +9,8 @@ import families
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
@@ -87,7 +84,7 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
         for name in families.CONFIGS
     ],
 )
-def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
+def test_sampled_log_probs_equal_a_full_pass(loaded, name):
     """The test is in double precision: sums of float32 numbers near 8 in another order differ by
     1e-5."""
     model, (tokens, pad) = loaded(name), tokens_and_pad()
@@ -123,13 +120,13 @@ def test_sampled_log_probs_are_those_of_a_full_pass(loaded, name):
         ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
     ],
 )
-def test_every_setting_of_a_family_is_in_its_logits(loaded, name, changed):
+def test_every_setting_of_a_family_changes_logits(loaded, name, changed):
     model = loaded(name)
     found = last_logits(model.model.clone(**changed), model.params)
     assert np.abs(found - np.array(GOLDEN[name]["logits"])).max() > 2e-4
 
 
-def test_norms_of_queries_and_keys_are_in_the_logits(loaded):
+def test_norms_of_queries_and_keys_change_logits(loaded):
     model = loaded("qwen3")
     params = jax.tree.map(lambda x: x, model.params)
     for name in ("query_norm", "key_norm"):
@@ -258,7 +255,7 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
     np.testing.assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
 
 
-def test_an_answer_may_end_with_any_end_and_is_taught_that_of_the_template(tmp_path):
+def test_any_end_is_accepted_and_the_templates_taught(tmp_path):
     """As in Llama 3, the first end token in the file differs from the end token that a chat model
     writes."""
     folder = families.write(tmp_path / "llama", "llama")
@@ -296,7 +293,7 @@ def test_a_chat_is_shown_whole(loaded):
     assert [row["prompt"] for row in shown] == ["w4 w5 w6 w4 w5"] * 2
 
 
-def test_a_model_of_ours_is_written_as_a_llama(loaded, tmp_path):
+def test_own_model_is_written_as_a_llama(loaded, tmp_path):
     model = Transformer(97, width=12, layers=1, heads=2, mlp_width=20)
     params = jax.jit(model.init)(jax.random.key(0), *tokens_and_pad())
     pretrained.save(tmp_path / "ours", model, params, loaded("llama").tokenizer)
@@ -335,7 +332,7 @@ def test_old_and_new_spellings_of_rope_are_one():
     assert architectures.read(spelt | {"rope_parameters": scaling}) == architectures.read(llama)
 
 
-def test_each_parameter_is_placed_once_in_the_type_asked_for(tmp_path):
+def test_each_parameter_is_placed_once_in_requested_type(tmp_path):
     folder, placed = families.write(tmp_path / "qwen3", "qwen3"), []
 
     def place(path, array):
@@ -352,134 +349,6 @@ def test_each_parameter_is_placed_once_in_the_type_asked_for(tmp_path):
     np.testing.assert_allclose(found, GOLDEN["qwen3"]["logits"], atol=0.5)
 
 
-def rewrite(folder, **changed):
-    path = folder / "config.json"
-    settings = json.loads(path.read_text()) | changed
-    path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
-
-
-def drop(folder, name):
-    (folder / name).unlink()
-
-
-def tensors(folder, change):
-    path = folder / "model.safetensors"
-    held = load_file(path)
-    change(held)
-    save_file(held, path)
-
-
-def halved(held, dtype):
-    return {"model.norm.weight": held["model.norm.weight"].astype(dtype)}
-
-
-def pickled(folder):
-    drop(folder, "model.safetensors")
-    (folder / "pytorch_model.bin").write_bytes(b"pickle")
-
-
-def truncated(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def without_end(folder):
-    drop(folder, "generation_config.json")
-    rewrite(folder, eos_token_id=None)
-    (folder / "tokenizer_config.json").write_text("{}")
-
-
-BAD = {
-    "no config": (lambda f: drop(f, "config.json"), "must hold config.json"),
-    "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
-    "config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "must be JSON"),
-    "unknown family": (
-        lambda f: rewrite(f, model_type="mamba"),
-        "model_type must be one of llama, qwen2, qwen3, gemma3_text, got 'mamba'",
-    ),
-    "missing entry": (lambda f: rewrite(f, hidden_size=None), "llama must have 'hidden_size'"),
-    "bias": (lambda f: rewrite(f, mlp_bias=True), "mlp_bias must be False or left out, got True"),
-    "rope": (
-        lambda f: rewrite(f, rope_scaling={"rope_type": "yarn", "factor": 2.0}),
-        "rope_type must be default, linear or llama3, got 'yarn'",
-    ),
-    "partial rope": (
-        lambda f: rewrite(f, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
-        "partial_rotary_factor must be 1.0 or left out, got 0.5",
-    ),
-    "windows": (
-        lambda f: rewrite(f, layer_types=["sliding_attention", "full_attention"]),
-        "layer_types of llama must all be full_attention",
-    ),
-    "activation": (lambda f: rewrite(f, hidden_act="relu"), "hidden_act must be one of silu, gelu"),
-    "missing tensor": (
-        lambda f: tensors(f, lambda held: held.pop("model.norm.weight")),
-        "tensor model.norm.weight is missing",
-    ),
-    "misshaped tensor": (
-        lambda f: tensors(f, lambda held: held.update({"lm_head.weight": np.ones((97, 3))})),
-        r"tensor lm_head.weight must be \[97, 24\] by the settings of the model, got \[97, 3\]",
-    ),
-    "unknown tensor": (
-        lambda f: tensors(f, lambda held: held.update(extra=np.ones(2))),
-        "tensor extra has no place",
-    ),
-    "pickle": (pickled, "must hold model.safetensors or .* pytorch_model.bin is not read"),
-    "truncated": (truncated, "must hold whole safetensors files"),
-    "no tokenizer": (lambda f: drop(f, "tokenizer.json"), "must hold tokenizer.json"),
-    "no real tokenizer": (
-        lambda f: (f / "tokenizer.json").write_text("{}"),
-        "tokenizer.json must be a tokenizer",
-    ),
-    "vocabulary": (
-        lambda f: rewrite(f, vocab_size=50),
-        "must have ids below 50, the vocabulary of the model, got 96",
-    ),
-    "no end": (without_end, "must name a token that ends a text"),
-    "no heads": (
-        lambda f: rewrite(f, num_attention_heads=0),
-        r"config.json of llama: num_attention_heads must be a whole number in \[1, inf\), got 0",
-    ),
-    "text for a size": (
-        lambda f: rewrite(f, hidden_size="24"),
-        "llama: hidden_size must be a whole number in .* got '24'",
-    ),
-    "text for a number": (
-        lambda f: rewrite(f, rms_norm_eps="1e-5"),
-        r"rms_norm_eps must be a number in \(0, inf\), got '1e-5'",
-    ),
-    "text for a switch": (
-        lambda f: rewrite(f, tie_word_embeddings="false"),
-        "tie_word_embeddings must be true or false, got 'false'",
-    ),
-    "quantized": (
-        lambda f: rewrite(f, quantization_config={"quant_method": "fp8"}),
-        "quantization_config must be left out, got {'quant_method': 'fp8'}: dequantize",
-    ),
-    "integers": (
-        lambda f: tensors(f, lambda held: held.update(halved(held, np.int8))),
-        "tensor model.norm.weight must be of a type in F64, F32, F16, BF16, got I8: dequantize",
-    ),
-    "fp8": (
-        lambda f: tensors(f, lambda held: held.update(halved(held, ml_dtypes.float8_e4m3fn))),
-        "tensor model.norm.weight must be of a type in F64, F32, F16, BF16, got F8_E4M3: deq",
-    ),
-    "another head of a tied model": (
-        lambda f: rewrite(f, tie_word_embeddings=True),
-        "tensor lm_head.weight must equal model.embed_tokens.weight with tie_word_embeddings true",
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_folder_is_named(tmp_path, bad):
-    spoil, message = BAD[bad]
-    folder = families.write(tmp_path / "llama", "llama")
-    spoil(folder)
-    with pytest.raises(ConfigError, match=message):
-        pretrained.load(folder)
-
-
 def test_one_file_comes_before_an_index(tmp_path):
     """As in `transformers`, an index beside `model.safetensors` comes from an earlier save."""
     folder = families.write(tmp_path / "llama", "llama")
@@ -491,25 +360,7 @@ def test_one_file_comes_before_an_index(tmp_path):
     )
 
 
-def test_a_repeated_head_of_a_tied_model_is_read(tmp_path):
-    folder = families.write(tmp_path / "smollm2", "smollm2")
-    tensors(folder, lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
-    assert "output" not in pretrained.load(folder).params["params"]
-
-
-def test_a_bad_index_is_named(tmp_path):
-    folder = families.write(tmp_path / "qwen3", "qwen3")
-    drop(folder, "model-00002-of-00003.safetensors")
-    with pytest.raises(ConfigError, match=r"model-00002-of-00003.safetensors is missing"):
-        pretrained.load(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ConfigError, match="must be JSON with a weight_map"):
-        pretrained.load(folder)
-    with pytest.raises(ConfigError, match="nowhere must be a folder"):
-        pretrained.load(folder / "nowhere")
-
-
-def test_templates_cannot_reach_out_and_their_errors_are_named(loaded):
+def test_templates_are_sandboxed_and_their_errors_named(loaded):
     template = loaded("llama").chat_template
     with pytest.raises(ConfigError, match=r"^chat_template: line \d+: role tool is unknown$"):
         template.render([{"role": "tool", "content": ""}])
@@ -534,7 +385,7 @@ def test_any_error_inside_a_template_is_named(loaded, source, reason):
         template.render(MESSAGES)
 
 
-def test_a_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
+def test_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
     """Prompts use the chat template, and EOS is the model's.
 
     The model learns the answer from rewards alone.

@@ -33,9 +33,7 @@ CHAT = [
 ]
 
 
-def test_messages_are_written_by_the_template_and_a_function_rewards_them(
-    place, tmp_path, monkeypatch
-):
+def test_template_writes_messages_and_function_rewards_them(place, tmp_path, monkeypatch):
     """Rows need no answer with a reward function, which scores evaluations too; the test
     does not train."""
     monkeypatch.setattr(programs, "check_job", lambda job: None)
@@ -132,7 +130,7 @@ def test_prompts_are_worded_as_the_flags_say(place, tmp_path):
         asked("--task.template=chat")
 
 
-def test_adapters_have_settings_that_suit_them_and_a_warm_up_is_a_tenth(place, tmp_path):
+def test_adapters_have_own_settings_and_short_warm_up(place, tmp_path):
     def config(*flags):
         given = arguments(place, tmp_path / "run", *flags)
         return settings_lib.settle(script, settings_lib.parse_settings(script, given), None).method
@@ -168,7 +166,7 @@ def test_start_is_read_once_and_has_presets(place, tmp_path, monkeypatch, writte
     }
 
 
-def test_paths_of_prompts_are_kept_for_use_from_elsewhere(place, tmp_path, monkeypatch):
+def test_prompt_paths_work_from_elsewhere(place, tmp_path, monkeypatch):
     write_rows(tmp_path / "chat.jsonl", CHAT)
     monkeypatch.chdir(tmp_path)
     flags = [
@@ -184,7 +182,7 @@ def row_of(columns):
     return prompts.Row(columns, "row")
 
 
-def test_a_text_gets_the_tokens_that_the_tokenizer_adds_and_a_chat_gets_none(place):
+def test_tokenizer_adds_tokens_to_text_not_to_chat(place):
     from tokenizers import processors
 
     base = models.read_base(str(place / "model"), models.Computation())
@@ -251,7 +249,7 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize("bad", BAD_FOLDERS)
-def test_a_bad_folder_ends_in_one_line_before_anything_is_written(place, tmp_path, bad):
+def test_bad_folder_gives_one_line_before_any_writing(place, tmp_path, bad):
     spoil, message = BAD_FOLDERS[bad]
     folder = spoilt(place, tmp_path, spoil)
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -279,7 +277,7 @@ BAD_FLAGS = {
 
 
 @pytest.mark.parametrize("given", BAD_FLAGS)
-def test_a_bad_flag_ends_in_one_line_before_anything_is_written(place, tmp_path, given):
+def test_bad_flag_gives_one_line_before_any_writing(place, tmp_path, given):
     flags = arguments(place, tmp_path / "run", *given.split())
     if "addition" in given:
         flags = [flag for flag in flags if not flag.startswith("--task.")]

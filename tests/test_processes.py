@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import scripts
 import tiny
 import toy_run
 from scripts import surroundings
@@ -128,15 +129,7 @@ def run(script, arguments, environment, **several):
 
 
 def lines(out):
-    rows = read(out / "metrics.jsonl")
-    return [
-        {
-            name: value
-            for name, value in row.items()
-            if not name.startswith(("time/", "memory/peak"))
-        }
-        for row in rows
-    ]
+    return scripts.lines(out, without=("time/", "memory/peak"))
 
 
 def last(out):
@@ -172,12 +165,12 @@ def pair(environment, tmp_path_factory):
     return out, run("control", [*flags, f"--out={out / 'two'}"], environment)
 
 
-def test_two_processes_of_four_devices_equal_one_of_eight(pair):
+def test_two_processes_of_four_devices_equal_eight(pair):
     out, _ = pair
     assert assert_equal_runs(out / "one", out / "two", 1e-5) == 3
 
 
-def test_the_first_process_writes_and_the_others_are_silent(pair):
+def test_first_process_writes_and_others_are_silent(pair):
     out, ends = pair
     assert ends[0][1][-1].endswith(f"; results in {out / 'two'}")
     assert ends[1][1] == []
@@ -192,9 +185,9 @@ def test_the_first_process_writes_and_the_others_are_silent(pair):
 def test_lines_of_others_pass_where_gloo_is_hidden():
     code = "import os, time; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
     code += "print('mine', flush=True); os.write(1, b'[Gloo] Rank 0 is connected to 1 \\n');"
-    code += "os.system('echo a child'); time.sleep(1.0)"
+    code += "time.sleep(0.5); os.system('echo a child; echo 42'); os.write(1, b'the end')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "mine\na child\n"
+    assert done.stdout == "mine\na child\n42\nthe end"
 
 
 def test_what_a_process_needs_is_told(pair):
@@ -208,7 +201,7 @@ def test_what_a_process_needs_is_told(pair):
     assert 0 < first["memory/state_bytes"] < first["memory/peak_bytes"]
 
 
-def test_a_signal_to_another_process_saves_and_ends_this_one(tmp_path, monkeypatch):
+def test_signal_to_another_process_saves_and_ends_this(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(processes, "any_of", lambda flag: asked.append(flag) or len(asked) > 4)
     stopped = toy_run.run(tmp_path)
@@ -218,9 +211,7 @@ def test_a_signal_to_another_process_saves_and_ends_this_one(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_saves_and_ends_all_and_another_number_of_devices_goes_on(
-    environment, tmp_path
-):
+def test_signal_to_one_saves_all_for_other_devices(environment, tmp_path):
     flags = [*CONTROL, f"--out={tmp_path / 'run'}"]
     long = f"--total_steps={150 * STEPS}"
     with started(
@@ -278,15 +269,8 @@ def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
 
 def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     port = free_port()
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "control.py"),
-        *join(2, 1, port, timeout=2),
-        f"--out={tmp_path / 'new'}",
-    ]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    flags = [*join(2, 1, port, timeout=2), f"--out={tmp_path / 'new'}"]
+    ended = scripts.python(EXPERIMENTS / "control.py", *flags, env=environment, timeout=240)
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: not all processes met within coordinator_timeout = 2 s; "
@@ -298,7 +282,7 @@ def test_a_coordinator_that_cannot_be_reached_is_named(environment, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
+def test_cluster_that_does_not_tell_all_is_named(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("coordinator_address should be defined.")
 
@@ -314,15 +298,8 @@ def test_a_cluster_that_does_not_tell_all_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "control.py"),
-        "--distributed",
-        f"--out={tmp_path / 'new'}",
-    ]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    flags = ["--distributed", f"--out={tmp_path / 'new'}"]
+    ended = scripts.python(EXPERIMENTS / "control.py", *flags, env=environment, timeout=240)
     assert ended.returncode == 2
     assert ended.stderr.startswith(
         "error: --distributed: found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"
@@ -346,7 +323,7 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
         ),
     ],
 )
-def test_bad_flags_are_named_before_anything_is_waited_for(arguments, message):
+def test_bad_flags_are_named_before_any_waiting(arguments, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         processes.join_processes(**arguments)
 
@@ -376,9 +353,7 @@ def test_two_processes_equal_one_on_language(environment, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_from_what_is_saved(
-    environment, tmp_path, victim
-):
+def test_killed_process_ends_others_and_run_resumes(environment, tmp_path, victim):
     flags = [
         *CONTROL,
         f"--out={tmp_path / 'run'}",

@@ -15,7 +15,7 @@ def chain(x):
     return jnp.sort(product, axis=0)
 
 
-def test_operations_are_counted_once_and_as_often_as_they_run():
+def test_operations_are_counted_once_per_run():
     program = xla_profile.program(chain, jnp.full((64, 64), 0.01))
     kinds = [each.kind for each in xla_profile.operations(program.compiled.as_text()).values()]
     assert (kinds.count("while"), kinds.count("sort"), kinds.count("all-reduce")) == (1, 1, 0)
@@ -67,7 +67,7 @@ def test_lengths_are_those_asked_for():
 
 
 @pytest.mark.slow
-def test_an_account_of_a_transformer_has_all_its_products():
+def test_transformer_account_has_all_its_products():
     options = language.Options(
         width=16, layers=1, num_prompts=4, group_size=2, updates=1, iterations=1, profile=True
     )

@@ -33,7 +33,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     ]
 
 
-def test_a_long_phase_is_a_line_every_few_seconds(monkeypatch, capsys):
+def test_long_phase_prints_a_line_every_few_seconds(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("jaxrl_po.run.loop.progress.time.monotonic", lambda: now[0])
     with Progress("ppo on X", 20_000) as progress:
@@ -117,7 +117,7 @@ def test_a_bar_on_a_terminal(terminal, capsys):
     assert "1:15 left" in shown
 
 
-def test_steps_and_speed_are_those_of_each_seed_and_the_mean_is_called_what_it_is(capsys):
+def test_steps_and_speed_are_per_seed_means_labelled(capsys):
     with Progress("ppo on X", 20_000, watch=("episode_return",), num_seeds=10) as progress:
         progress.update(ROW, 75.0)
     assert capsys.readouterr().out == (
@@ -131,7 +131,7 @@ def test_a_held_out_accuracy_is_called_so(capsys):
     assert ": held-out greedy accuracy 0.5  1,500/" in capsys.readouterr().out
 
 
-def test_the_score_the_bar_and_the_time_left_stay_on_a_narrow_terminal(terminal, capsys):
+def test_score_bar_and_time_fit_a_narrow_terminal(terminal, capsys):
     terminal(80)
     title, watch = "reinforce_pp on SpaceInvaders-MinAtar, 16 seeds", ("greedy_accuracy", "entropy")
     with Progress(title, 10_000_000, watch=watch, num_seeds=16) as progress:
@@ -145,7 +145,7 @@ def test_the_score_the_bar_and_the_time_left_stay_on_a_narrow_terminal(terminal,
     assert "1:15 left" in bars[-1]
 
 
-def test_the_warm_start_is_seen_on_a_narrow_terminal(terminal, capsys):
+def test_warm_start_fits_a_narrow_terminal(terminal, capsys):
     terminal(80)
     detail = "step 10,000/10,000, accuracy 0.31"
     with Progress("reinforce_pp on running_sum, 16 seeds", 10_000) as progress:
@@ -157,7 +157,7 @@ def test_the_warm_start_is_seen_on_a_narrow_terminal(terminal, capsys):
     assert "< 11:20 left" in shown
 
 
-def test_words_do_not_break_at_the_end_of_a_line(terminal, capsys):
+def test_words_do_not_break_at_line_ends(terminal, capsys):
     terminal(80)
     words = [*("config.learning_rate=0.001, " * 9).split(), "/a-long/path" * 9, "end"]
     with Progress("ppo on X", 20_000) as progress:
@@ -169,7 +169,7 @@ def test_words_do_not_break_at_the_end_of_a_line(terminal, capsys):
 
 
 @pytest.mark.parametrize("kind", ["a dumb terminal", "a file"])
-def test_there_are_lines_where_a_cursor_does_not_move(kind, terminal, monkeypatch, capsys):
+def test_lines_are_printed_without_a_moving_cursor(kind, terminal, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     if kind == "a dumb terminal":
         terminal(80, "dumb")

@@ -30,7 +30,7 @@ def task(tmp_path):
     return prompts.make_task_from_rows("doubles", train, test, validation=validation)
 
 
-def test_the_task_draws_each_split_and_knows_its_answers(task):
+def test_task_draws_each_split_and_knows_its_answers(task):
     assert task.tokenizer.characters == "+0123456789="
     drawn = {}
     for held_out in (False, True):
@@ -61,7 +61,7 @@ def test_the_task_draws_each_split_and_knows_its_answers(task):
         assert (answer, level) == (str(2 * i), i % 3)
 
 
-def test_a_warm_start_and_an_evaluation_work_as_for_any_task(task):
+def test_warm_start_and_evaluation_work_for_any_task(task):
     model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
         task.tokenizer.size
     )

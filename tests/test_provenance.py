@@ -95,7 +95,7 @@ def test_digest_counts_every_folder(package, tmp_path):
     assert len({alone, both, provenance.source(package, other)}) == 3
 
 
-def test_the_digest_changes_with_a_file_and_with_its_name(package):
+def test_digest_changes_with_content_and_name_of_file(package):
     before = provenance.source(package)
     assert provenance.source(package) == before
     (package / "notes.txt").write_text("no code")
@@ -125,7 +125,7 @@ def test_a_run_keeps_what_it_was_begun_under():
     assert provenance.go_on(NOW, again) == {**NOW, "before": [NOW, later]}
 
 
-def test_a_deterministic_run_goes_on_only_under_the_same_circumstances():
+def test_deterministic_run_resumes_only_under_same_circumstances():
     provenance.require_same_process(NOW, {}, "runs/x")
     provenance.require_same_process(NOW, {"iterations": 3, **NOW}, "runs/x")
     provenance.require_same_process(

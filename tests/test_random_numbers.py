@@ -56,7 +56,7 @@ def uniform(memory, observation):
     return memory, Categorical(jnp.zeros((*observation.shape[:-1], ACTIONS)))
 
 
-def test_the_noise_of_actions_is_not_that_of_the_environment():
+def test_action_noise_is_independent_of_environment_noise():
     environment = control.adapt(Guess())
     envs = unroll.start(environment, jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
     segment = jax.jit(lambda key: unroll.unroll(environment, uniform, envs, key, num_steps=32)[1])(
@@ -92,7 +92,7 @@ class Noisy(Guess):
 
 
 @pytest.mark.parametrize("num_branches", [pytest.param(0, marks=pytest.mark.slow), 24])
-def test_the_branches_of_a_state_share_their_noise_and_states_do_not(num_branches):
+def test_branches_share_noise_within_but_not_between_states(num_branches):
     """In the first step the branches of a state differ only by their action.
 
     In later steps all branches act identically.
@@ -122,7 +122,7 @@ MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width
 )
 
 
-def test_the_noise_of_completions_is_not_that_of_prompts():
+def test_completion_noise_is_independent_of_prompt_noise():
     """If the answer is the token drawn with the prompt's key, a policy finds it by chance only."""
     size = TASK.tokenizer.size
 
@@ -154,7 +154,7 @@ def test_the_noise_of_completions_is_not_that_of_prompts():
         assert float(score[:, 0].mean()) < 0.5
 
 
-def test_every_epoch_is_shuffled_anew_and_deals_out_every_row():
+def test_every_epoch_is_reshuffled_and_uses_every_row():
     """Each row has its own gradient, and the optimizer stores the gradients that it receives."""
     rows, epochs, parts = 32, 4, 2
 

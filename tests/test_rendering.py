@@ -87,7 +87,7 @@ def test_components_take_actions_of_any_shape():
     )
 
 
-def test_the_pole_leans_to_the_side_of_its_angle():
+def test_pole_leans_to_the_side_of_its_angle():
     right, left = (
         next(
             rendering.frames(
@@ -196,7 +196,7 @@ def assert_begins(whole, episode):
     )
 
 
-def test_an_episode_ends_where_the_environment_or_the_flag_says(script, player, whole):
+def test_episode_ends_at_environments_or_flags_limit(script, player, whole):
     assert len(whole.observation) == len(whole.action) + 1 == len(whole.reward) + 1
     inside = (np.abs(whole.observation[:, 0]) <= 2.4) & (
         np.abs(whole.observation[:, 2]) <= np.radians(12)
@@ -225,14 +225,14 @@ def played(script, monkeypatch):
 
 
 @pytest.mark.usefixtures("played")
-def test_the_default_is_a_file_in_the_folder_of_the_run(script, run):
+def test_default_is_a_file_in_the_runs_folder(script, run):
     assert script.main([f"--run={run}", "--width=120"]) == 0
     with Image.open(run / "episode.gif") as gif:
         assert gif.n_frames == 4
 
 
 @pytest.mark.usefixtures("played")
-def test_a_place_that_cannot_be_written_is_told_of(script, run):
+def test_unwritable_place_is_reported(script, run):
     with pytest.raises(OSError, match=r"No such file or directory: '/proc/\.a\.gif'"):
         script.main([f"--run={run}", "--width=120", "--out=/proc/a.gif"])
 
@@ -268,7 +268,7 @@ def test_a_place_that_cannot_be_written_is_told_of(script, run):
         (["--sead=1"], r"sead: is not a setting; did you mean seed\?"),
     ],
 )
-def test_bad_input_is_one_line_that_names_the_flag(script, run, tmp_path, arguments, message):
+def test_bad_input_gives_one_line_naming_the_flag(script, run, tmp_path, arguments, message):
     stored = json.loads((run / "config.json").read_text())
     (tmp_path / "folder.gif").mkdir()
     (tmp_path / "file").touch()
@@ -298,7 +298,7 @@ def test_help(script, capsys):
     assert "--seed_index=0" in capsys.readouterr().out
 
 
-def test_of_a_structured_observation_its_image_is_drawn_or_else_its_numbers():
+def test_structured_observation_is_drawn_as_image_or_numbers():
     image = np.full((3, 4, 4, 2), 51, np.uint8)
     vector = np.arange(6.0).reshape(3, 2)
     seen = control.Observation({"image": image, "vector": vector}, {"more": vector}, None)

@@ -70,7 +70,7 @@ def test_is_not_reached():
 def test_a_run_leaves_its_numbers(tmp_path, program, options, numbers, ended):
     (tmp_path / "plugin.py").write_text(PLUGIN)
     (tmp_path / "test_it.py").write_text(program)
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "support")])
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "xdist", *options]

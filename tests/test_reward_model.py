@@ -110,7 +110,7 @@ def rights(pairs):
     )
 
 
-def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
+def test_verifier_prefers_right_answers_with_given_error_rate():
     clean, noisy = (rights(pairs(flip)) for flip in (0.0, 0.25))
     differ = np.asarray(pairs(0.0).differ)
     np.testing.assert_array_equal(differ, clean[:, 0] != clean[:, 1])
@@ -120,7 +120,7 @@ def test_the_verifier_prefers_the_right_answer_and_errs_as_often_as_it_should():
     np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
 
 
-def test_pairs_are_of_training_prompts_and_at_the_temperature():
+def test_pairs_use_training_prompts_at_the_temperature():
     """About half of the pairs do not contain a demonstration.
 
     Near temperature 0 the two samples of a pair are equal.
@@ -212,7 +212,7 @@ def test_masks_of_pairs_end_with_eos():
     np.testing.assert_array_equal(mask, np.arange(BUDGET) < first[..., None])
 
 
-def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
+def test_model_learns_verifier_order_and_is_normalised():
     judge = fitted()
     assert float(judge.accuracy) > 0.9
     output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(judge.params)
@@ -220,7 +220,7 @@ def test_it_learns_the_order_of_the_verifier_on_fresh_pairs_and_is_normalised():
     np.testing.assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
 
 
-def test_reward_is_that_of_the_last_token_and_nowhere_else():
+def test_reward_is_on_the_last_token_only():
     """At EOS, or at the budget's last token, the reward is the model's score of the text so far."""
     collector, batch, _ = collected()
     judge, length = collector.replicated["reward_model"], batch.mask.sum(1)
@@ -266,7 +266,7 @@ def test_padding_cannot_change_the_reward():
     np.testing.assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
 
 
-def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
+def test_group_methods_train_on_model_without_changing_it():
     """Members of a group differ in the model's reward, although the verifier scores all of them 0.
 
     The module `test_algorithms` covers PPO.
@@ -293,7 +293,7 @@ def test_methods_in_groups_train_on_it_and_leave_it_as_it_is():
     )
 
 
-def test_init_fits_to_the_initial_policy_or_takes_a_model_that_was_fitted_before():
+def test_init_fits_to_initial_policy_or_takes_fitted():
     settings = language.Preferences(comparisons=16, batch_size=8, epochs=1)
     seen = []
 

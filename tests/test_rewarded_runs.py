@@ -33,7 +33,7 @@ SMALL = [
 ]
 FILE = ["--task=file", "--task.train={rows}", "--task.test_fraction=0.5"]
 REWARD = ["--reward={here}:exact"]
-HERE = ROOT / "tests" / "reward_functions.py"
+HERE = ROOT / "tests" / "support" / "reward_functions.py"
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_reward_that_fails_at_once_ends_the_run_with_its_name(main, rows, tmp_path, capsys):
+def test_immediately_failing_reward_ends_run_with_its_name(main, rows, tmp_path, capsys):
     given = [argument.format(rows=rows) for argument in FILE]
     assert (
         main(
@@ -177,9 +177,7 @@ def late(completions, **columns):
 
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize(("fails", "status"), [(2, 0), (3, 1)])
-def test_a_function_that_fails_on_a_later_evaluation_loses_nothing(
-    main, tmp_path, capfd, fails, status
-):
+def test_function_failing_on_later_evaluation_loses_nothing(main, tmp_path, capfd, fails, status):
     rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "late.py", tmp_path / "run"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(16)))
     rewards.write_text(LATE.replace("{fails}", str(fails)))
@@ -218,9 +216,7 @@ def down(completions, **columns):
 # sampled.
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("calls", [3, 4])
-def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
-    main, tmp_path, capfd, calls
-):
+def test_function_that_stays_down_loses_nothing(main, tmp_path, capfd, calls):
     from jaxrl_po.cli import evaluate
 
     rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "service.py", tmp_path / "run"
@@ -248,7 +244,7 @@ def test_a_function_that_stays_down_for_evaluations_and_examples_loses_nothing(
     assert set(again) == {*(sample["iteration"] for sample in samples), 4}
 
 
-def test_a_reward_model_reads_completions_as_long_as_the_policys(monkeypatch, tmp_path):
+def test_reward_model_reads_completions_of_the_policys_length(monkeypatch, tmp_path):
     """For its penalty, DAPO extends the budget beyond the longest answer."""
     from jaxrl_po.run.devices.parallel import choose
     from jaxrl_po.run.experiment import language as script

@@ -25,7 +25,7 @@ def read(family, **spellings):
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_spelling_is_as_good_as_the_other_and_as_both(family, kind):
+def test_both_spellings_alone_or_together_are_equal(family, kind):
     scaling = KINDS[kind]
     new, old = scaling | {"rope_theta": THETA}, dict(scaling)
     old["type"] = old.pop("rope_type")  # an older name of the same setting
@@ -72,7 +72,7 @@ def test_spellings_that_contradict_each_other_are_refused(family):
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_kind_that_is_not_known_is_refused_beside_any_other(family, kind):
+def test_unknown_kind_is_refused_beside_any_other(family, kind):
     linear = KINDS["linear"] | {"rope_theta": THETA}
     for spellings in (
         {"rope_parameters": REFUSED[kind] | {"rope_theta": THETA}},

@@ -59,7 +59,7 @@ def compared(rewards):
 
 
 @pytest.mark.parametrize("rewards", [CANCELLING, SHARES, PERMUTED])
-def test_the_same_rewards_in_another_order_are_the_same_outcome(rewards):
+def test_same_rewards_in_other_order_are_equal_outcomes(rewards):
     rewards = np.array(rewards, np.float32)
     outcome, relative = compared(rewards)
     assert len(set(outcome.tolist())) == 1
@@ -158,7 +158,7 @@ def test_the_exact_kl_of_a_small_step(step):
         assert float(kl.min()) >= 0.0
 
 
-def test_the_kl_counts_what_the_first_excludes_and_is_infinite_for_what_the_second_does():
+def test_kl_counts_excluded_mass_and_may_be_infinite():
     some, all_ = Categorical(jnp.array([0.0, -jnp.inf])), Categorical(jnp.array([0.0, 0.0]))
     assert float(some.kl(all_)) == pytest.approx(np.log(2), rel=1e-6)
     assert float(all_.kl(some)) == np.inf
@@ -167,7 +167,7 @@ def test_the_kl_counts_what_the_first_excludes_and_is_infinite_for_what_the_seco
     assert float(gradient) == pytest.approx(1 / (1 + np.exp(-0.5)), rel=1e-5)
 
 
-def test_k3_of_a_small_step_is_half_its_square():
+def test_k3_of_small_step_is_half_its_square():
     x = np.float32([1e-6, -1e-5, 1e-4, -0.04, 0.06, 3.0])
     exact = np.expm1(-np.float64(x)) + np.float64(x)
     np.testing.assert_allclose(k3(jnp.array(x), jnp.zeros(6)), exact, rtol=1e-5)
@@ -183,7 +183,7 @@ def test_k3_of_a_small_step_is_half_its_square():
         ([0.1] * 10, 1e-9, 1),
     ],
 )
-def test_the_nucleus_is_the_smallest_set_of_that_mass(probabilities, top_p, kept):
+def test_nucleus_is_the_smallest_set_of_given_mass(probabilities, top_p, kept):
     truncated = truncate_logits(jnp.log(jnp.array(probabilities)), top_p=top_p)
     assert int(jnp.isfinite(truncated).sum()) == kept
 
@@ -216,7 +216,7 @@ def test_a_step_of_zero_is_no_gain():
     assert int(info.steps) == 0
 
 
-def test_the_first_step_of_grpo_does_not_depend_on_the_scale_of_the_loss():
+def test_first_grpo_step_ignores_scale_of_loss():
     inner = tabular_problem(num_prompts=4, group_size=4, dense=False)
 
     @jax.jit
@@ -236,7 +236,7 @@ def test_the_first_step_of_grpo_does_not_depend_on_the_scale_of_the_loss():
     assert float(small) == pytest.approx(float(large), rel=0.01)
 
 
-def test_a_natural_step_that_is_skipped_counts_in_nothing_else():
+def test_skipped_natural_step_counts_in_nothing_else():
     problem = tabular_problem(num_prompts=4, num_steps=8)
     learner = trpo.make(trpo.Config(value_epochs=1, value_minibatches=1, cg_iterations=2), problem)
     state, batch = learner.sample(learner.init(jax.random.key(0)))

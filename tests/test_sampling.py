@@ -84,7 +84,7 @@ def test_golden_end_of_completions():
     np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
 
 
-def test_a_generated_pad_is_a_token_and_not_the_end():
+def test_generated_pad_is_a_token_not_the_end():
     """A PAD that the policy draws is a token: it has a log-probability and counts in the length."""
     table = np.full((VOCABULARY, VOCABULARY), -np.inf)
     table[3, PAD], table[PAD, 2], table[2, EOS], table[EOS, EOS] = 0.0, 0.0, 0.0, 0.0
@@ -93,7 +93,7 @@ def test_a_generated_pad_is_a_token_and_not_the_end():
     assert completions.length.tolist() == [3]
 
 
-def test_what_the_policy_would_say_after_the_end_is_not_kept():
+def test_tokens_after_the_end_are_not_kept():
     """While another row still generates, the policy would generate 7, 6, 5 … after EOS."""
     table = np.array(countdown().table)
     table[EOS] = np.where(np.arange(VOCABULARY) == 7, 0.0, -np.inf)
@@ -102,7 +102,7 @@ def test_what_the_policy_would_say_after_the_end_is_not_kept():
     assert completions.length.tolist() == [2, 5]
 
 
-def test_prompt_is_read_once_for_each_group_and_the_loop_ends_with_the_last_row():
+def test_prompt_is_read_once_and_loop_ends_early():
     model = countdown()
     completions = sampler(model, group_size=3)((), *ending(2, 4), KEYS[:2])
     jax.effects_barrier()
@@ -164,7 +164,7 @@ def whole_pass(tokens):
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
-def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature, greedy):
+def test_shared_prompt_and_cache_equal_whole_passes(temperature, greedy):
     """Prompts are ragged, and queries are grouped. The test also fixes which key draws which
     token."""
     completions = sampler(group_size=3, temperature=temperature, greedy=greedy)(
@@ -183,7 +183,7 @@ def test_shared_prompt_and_cache_equal_whole_passes_for_each_sample(temperature,
     assert greedy or len(lengths) > 1  # some sampled completions end before the budget
 
 
-def test_halves_of_the_prompts_give_the_completions_of_the_whole():
+def test_halves_of_prompts_give_completions_of_whole():
     run = functools.partial(sampler(group_size=2), parameters())
     whole = run(PROMPT, PADDING, KEYS)
     halves = [run(PROMPT[half], PADDING[half], KEYS[half]) for half in (slice(0, 2), slice(2, 4))]
@@ -264,7 +264,7 @@ def left(logits, **options):
     return np.isfinite(jax.jit(functools.partial(truncate_logits, **options))(logits)).tolist()
 
 
-def test_of_equals_at_the_edge_the_lower_indices_stay():
+def test_ties_at_the_edge_keep_lower_indices():
     """Token probabilities ½ + ¼ reach 0.7 with token 1 or with token 3; of ten equal tokens, seven
     reach 0.65."""
     logits = np.log(np.float32([1e-9, 0.25, 0.5, 0.25]))
@@ -319,7 +319,7 @@ def test_top_p_is_of_what_the_others_left():
         {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "temperature": 1.3},
     ],
 )
-def test_samples_their_sets_and_their_log_probs_are_of_one_distribution(options, held, monkeypatch):
+def test_samples_sets_and_log_probs_share_one_distribution(options, held, monkeypatch):
     """The distribution is μ = π 1[S] / π(S) for first and later tokens; S is stored as a mask or a
     list."""
     monkeypatch.setattr(unembedding, "HELD", held)

@@ -22,7 +22,7 @@ from jaxrl_po.run.experiment.experiment import with_names
 from jaxrl_po.run.store import sources
 from jaxrl_po.types import Batch
 
-HERE = Path(__file__).parent / "reward_functions.py"
+HERE = Path(__file__).parent / "support" / "reward_functions.py"
 TASK = language.tasks.addition(1)  # prompts have four tokens, answers two digits and EOS
 
 
@@ -177,7 +177,7 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
         assert float(means["reward_failures"].value()[0]) == failed, told
 
 
-def test_packages_may_run_text_of_their_own_but_not_what_a_completion_calls(tmp_path, monkeypatch):
+def test_packages_may_run_their_text_unlike_completions(tmp_path, monkeypatch):
     """Packages make functions and classes by `exec`: scipy and attrs, and jinja2 for each
     template."""
     packages = tmp_path / "site-packages"

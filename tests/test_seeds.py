@@ -66,7 +66,7 @@ def no_cache():
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cache")
 @pytest.mark.timeout(900)
-def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
+def test_vmapped_seeds_equal_single_runs_in_less_time():
     """Single runs start from states of the vmapped run, because rounding grows in a warm start with
     Adam.
 
@@ -101,14 +101,14 @@ def test_vmapped_seeds_equal_single_runs_in_less_time_than_one_after_another():
     print(f"{SEEDS} seeds together {seconds:.1f} s, one after another {apart:.1f} s")
 
 
-def test_a_core_updates_at_most_eight_seeds_side_by_side():
+def test_core_updates_at_most_eight_seeds_at_once():
     numbers = (1, 3, 8, 10, 11, 16, 20, 22, 63, 64)
     sizes = [group_size(n, Target("cpu", 2, 2)) for n in numbers]
     assert sizes == [1, 3, 8, 5, 11, 8, 5, 22, 7, 8]
     assert [group_size(n, Target("cpu", 1, 2)) for n in numbers] == list(numbers)
 
 
-def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
+def test_grouped_seeds_keep_order_and_share_frozen_values():
     problem = control.make_problem(gymnax.make("CartPole-v1")[0], num_envs=2, num_steps=2)
     state = jax.eval_shape(ppo.make(ppo.Config(), problem).init, jax.random.key(0))
     scale = jnp.arange(1.0, 4.0)
@@ -126,7 +126,7 @@ def test_seeds_in_groups_keep_their_order_and_share_what_is_frozen():
     assert parts[0].params.frozen.shape == (3,)
 
 
-def test_seeds_in_groups_learn_what_they_learn_at_once(monkeypatch):
+def test_grouped_seeds_learn_as_if_at_once(monkeypatch):
     monkeypatch.setattr(backend, "here", lambda: Target("cpu", 2, 2))
     problem = tabular_problem(num_prompts=4, num_steps=8)
     learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)

@@ -112,9 +112,13 @@ def test_experiment_is_a_value():
     assert made != run.Experiment(env="Pendulum-v1", seeds=3, over=over)
     flags_of = [f"--{name}={value}" for name, value in made.settings.items()]
     assert made.read().config == settings.parse_settings(control, flags_of).config
+    params = {"max_steps_in_episode": 7}
+    assert run.Experiment(env_params=params).settings["env_params"] == json.dumps(params)
 
 
 def test_signature_of_an_experiment_has_every_keyword():
-    given = set(inspect.signature(run.Experiment).parameters) - {"over", "unknown"}
+    signature = inspect.signature(run.Experiment)
+    assert "object at" not in str(signature)
+    given = set(signature.parameters) - {"over", "unknown"}
     records = (ControlOptions, LanguageOptions)
     assert given == {field.name for record in records for field in flags.settable(record)}

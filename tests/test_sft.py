@@ -25,7 +25,7 @@ TASK = addition(2, zero_pad=False)  # the answers differ in length
 MODEL = Transformer(TASK.tokenizer.size, width=8, layers=1, heads=2)
 
 
-def test_a_step_follows_the_cross_entropy_of_the_answers():
+def test_step_follows_cross_entropy_of_answers():
     """The gradient equals the gradient of a warm start on the same demonstrations, in microbatches
     too."""
     problem = demonstrations.make_problem(TASK, MODEL, num_prompts=8)
@@ -94,7 +94,7 @@ def test_rows_demonstrate_answers(columns, found):
     assert [row.columns for row in prompts.Row(columns, "row").demonstrations()] == found
 
 
-def test_conversations_that_begin_alike_are_held_out_by_what_differs():
+def test_conversations_with_equal_beginnings_are_held_out_separately():
     said = [
         {"messages": [*CHAT[:2], {"role": "user", "content": f"{i}"}, CHAT[3]]} for i in range(40)
     ]
@@ -158,7 +158,7 @@ def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
         launch.language([*given, *flags])
 
 
-def test_a_run_over_a_pretrained_model_is_written_and_evaluated(tmp_path, capsys, trace_only):
+def test_run_over_pretrained_model_is_written_and_evaluated(tmp_path, capsys, trace_only):
     write_place(tmp_path)
     rows = [{"messages": [{"role": "user", "content": f"w{i}"}, CHAT[1]]} for i in range(8, 28)]
     train = write_rows(tmp_path / "rows.jsonl", rows)
@@ -208,7 +208,7 @@ def test_training_and_evaluation_ask_for_their_own_split():
 
 
 @pytest.mark.slow
-def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
+def test_sums_are_learned_and_grpo_continues(tmp_path):
     """The split holds out 910 of the 10,000 sums of two digits, 14 of the 100 sums of one digit.
 
     The model memorises sums of one digit: their held-out loss rises from 1.4 to 2.6 while the
@@ -231,7 +231,7 @@ def test_it_learns_sums_and_grpo_goes_on_from_there(tmp_path):
     assert min(summary["greedy_accuracy"]) > 0.9
 
 
-def test_a_warm_start_takes_a_step_of_supervised_training():
+def test_warm_start_takes_a_supervised_step():
     settings = WarmStart(steps=1, batch_size=8, learning_rate=0.01)
     problem = demonstrations.make_problem(TASK, MODEL, num_prompts=8)
     learner = sft.make(sft.Config(learning_rate=0.01), problem)

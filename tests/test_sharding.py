@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from probes import norm
 
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
@@ -77,12 +78,6 @@ def run(algorithm, placement):
     before = jax.jit(placed.init)(jax.random.split(jax.random.key(0), 2)[: placement.num_seeds])
     step = jax.jit(placed.step).lower(before).compile()
     return Run(step, before, step(before)[0])
-
-
-def norm(tree):
-    return np.sqrt(
-        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
-    )
 
 
 def moved(one, seed=0):
@@ -189,7 +184,7 @@ def test_rows_are_cut_through_sampling_and_training():
         assert f"f32[{whole},12]" not in program
 
 
-def test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not():
+def test_sampling_parameters_are_rounded_but_trained_are_not():
     placed = over_mesh(learner("ppo", ROW), ROW, dtype=jnp.bfloat16)
     state = jax.eval_shape(placed.init, jax.random.split(jax.random.key(0), 1))
     program = str(jax.make_jaxpr(placed.sample)(state))
@@ -199,7 +194,7 @@ def test_what_is_sampled_with_is_rounded_and_what_is_trained_is_not():
     assert {leaf.dtype for leaf in jax.tree.leaves(after.params)} == {jnp.dtype("float32")}
 
 
-def test_parts_of_the_logits_are_computed_where_their_rows_are():
+def test_logits_are_computed_where_their_rows_are():
     mesh, over = parallel.make_mesh(ROW), sharding.over_rows(parallel.make_mesh(ROW))
     keys = jax.random.split(jax.random.key(0), 3)
     hidden, matrix = jax.random.normal(keys[0], (8, 6, 4)), jax.random.normal(keys[1], (4, 32))
@@ -229,7 +224,7 @@ def test_parts_of_the_logits_are_computed_where_their_rows_are():
     assert 0 < sum(transfer.count for transfer in whole.values()) <= 3
 
 
-def test_every_matrix_of_the_transformer_is_in_the_table():
+def test_transformer_table_has_every_matrix():
     for switches in ({}, {"gated": False, "tied": True, "kv_heads": 1}):
         model = language.ModelSettings(**{**vars(SIZES), **switches}).build(14)
         params = jax.eval_shape(

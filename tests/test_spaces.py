@@ -111,7 +111,7 @@ def test_every_method_keeps_to_the_legal_actions(module):
         assert float(metrics["exact_kl"].metric()) == 0.0
 
 
-def test_statistics_are_kept_of_numbers_and_frames_and_not_of_maps_or_masks():
+def test_statistics_cover_numbers_and_frames_not_maps_masks():
     problem = problem_of(Structured(), normalize_observations=True)
     _, collector, batch = collected(problem)
     policy, critic = collector.replicated["observation_statistics"]
@@ -158,7 +158,7 @@ def test_a_state_without_a_legal_action_is_counted():
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_state_without_a_legal_action_ends_the_run(tmp_path, capsys, monkeypatch):
+def test_state_without_legal_action_ends_the_run(tmp_path, capsys, monkeypatch):
     zeros = shapes.zeros
 
     def ones(shape):
@@ -232,7 +232,7 @@ def test_two_choices_at_once_are_learned(module):
         pytest.param(ppo, False, marks=pytest.mark.slow),
     ],
 )
-def test_squashed_actions_are_learned_and_stay_in_their_box(module, dependent):
+def test_squashed_actions_are_learned_within_their_box(module, dependent):
     played = []
 
     @jax.custom_batching.custom_vmap
@@ -262,7 +262,7 @@ def test_squashed_actions_are_learned_and_stay_in_their_box(module, dependent):
         assert float(metrics["exact_kl"].metric()) <= 0.05
 
 
-def test_a_squashed_policy_is_evaluated_by_its_greedy_action():
+def test_squashed_policy_is_evaluated_by_greedy_action():
     network = control.NetworkSettings(width=8, depth=1, tanh_squash=True)
     env = MatchCueContinuous()
     problem = problem_of(env, network)
@@ -287,7 +287,7 @@ def test_a_mask_must_fit_the_actions():
         control.adapt(Short())
 
 
-def test_masks_and_what_is_privileged_are_entries_of_the_observation_itself():
+def test_masks_and_privileged_values_are_observation_entries():
     box = gymnasium.spaces.Box(0.0, 1.0, (2,))
     for inner in ("action_mask", "privileged_state"):
         nested = gymnasium.spaces.Dict({"agent": gymnasium.spaces.Dict({"o": box, inner: box})})
@@ -302,7 +302,7 @@ class Spoiled(Structured):
         return jnp.where(super().reward(state, action) > 0, 1.0, jnp.nan)
 
 
-def test_a_vine_tries_illegal_actions_and_its_kl_is_a_number():
+def test_vine_tries_illegal_actions_with_finite_kl():
     vine = {"num_envs": 2, "num_steps": 4, "num_states": 2, "horizon": 3}
     _, metrics, _ = trained(trpo, control.make_vine(Spoiled(), **vine), 2)
     for name in ("kl", "exact_kl"):
@@ -310,7 +310,7 @@ def test_a_vine_tries_illegal_actions_and_its_kl_is_a_number():
     assert float(metrics["skipped"].value()) == 0.0
 
 
-def test_tanh_is_refused_where_it_would_bound_what_is_unbounded():
+def test_tanh_is_refused_for_unbounded_spaces():
     class Free(MatchCueContinuous):
         def action_space(self, params=None):
             return Box(-jnp.inf, jnp.inf, (1,))
@@ -353,7 +353,7 @@ def test_reset_must_return_what_the_spaces_say():
         (1, 255, (4, 4), False),
     ],
 )
-def test_bytes_are_an_image_by_their_bounds_and_axes(low, high, shape, scaled):
+def test_bytes_are_images_by_bounds_and_axes(low, high, shape, scaled):
     box = gymnasium.spaces.Box(low, high, shape, np.uint8)
     two = gymnasium.spaces.Discrete(2)
     spaces = read_spaces("bytes", box, two)

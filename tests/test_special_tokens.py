@@ -92,7 +92,7 @@ def test_flags_that_contradict_the_tokenizer_are_refused(folder, flags, single, 
         read(folder)
 
 
-def test_a_prompt_that_begins_with_bos_gets_no_second(folder):
+def test_prompt_that_begins_with_bos_gets_no_second(folder):
     adding(folder, "<bos> $A <end>")
     tokenizer = read(folder)
     reader = prompts.PromptEncoder(tokenizer, None)
@@ -126,7 +126,7 @@ def test_a_last_message_of_the_assistant_is_continued(folder, template, expected
 
 
 @pytest.mark.parametrize("content", ["m.content[:5]", "m.content.split('w5')[-1]", "''"])
-def test_a_last_message_that_is_not_shown_whole_is_refused(folder, content):
+def test_incompletely_rendered_last_message_is_refused(folder, content):
     template = ChatTemplate(KEEPS.replace("m.content", content), {})
     row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_ends_that_are_no_ids_are_refused(folder, name, given):
         read(folder)
 
 
-def test_only_a_use_of_a_token_outside_the_vocabulary_is_refused(folder):
+def test_only_use_of_token_outside_vocabulary_is_refused(folder):
     rules = tokenizers.Tokenizer.from_file(str(folder / text.TOKENIZER))
     rules.add_special_tokens(["<image>"])
     rules.save(str(folder / text.TOKENIZER))
@@ -192,7 +192,7 @@ text.write_tokenizer(folder, tokenizer, template)
 """
 
 
-def test_files_are_utf8_with_or_without_a_mark_whatever_the_locale(folder):
+def test_files_are_utf8_in_any_locale_despite_mark(folder):
     """Byte order marks are removed, also between joined files, and Windows line ends are
     accepted."""
     rows = [{"prompt": "w4 w5", "answer": "é"}, {"prompt": "w6", "answer": "ü"}]

@@ -61,7 +61,7 @@ def first_step(algorithm, descent, learning_rate, max_grad_norm, epsilon=None):
 
 
 @number("learning_rate max_grad_norm optimizer_epsilon", "ppo", "a2c", "reinforce", "grpo")
-def test_the_default_optimizer_steps_by_its_learning_rate_along_a_gradient_that_is_cut(algorithm):
+def test_default_optimizer_steps_along_clipped_gradient(algorithm):
     descent = change(algorithm)
     joint = algorithm in ("ppo", "a2c")
     descent = descent if joint else descent.policy
@@ -127,14 +127,14 @@ def natural(damping=0.1, max_kl=0.01, tolerance=1e-9):
 
 
 @number("max_kl damping", "npg")
-def test_the_natural_step_is_that_of_the_dense_matrix(algorithm):
+def test_natural_step_equals_that_of_dense_matrix(algorithm):
     for damping, max_kl in ((0.1, 0.01), (0.1, 0.04), (0.2, 0.01), (1.0, 0.01)):
         moved = change(algorithm, damping=damping, max_kl=max_kl).policy
         assert_same(moved, natural(damping, max_kl), 2e-3)
 
 
 @number("cg_tolerance", "npg")
-def test_the_conjugate_gradient_stops_at_that_share_of_the_gradient(algorithm):
+def test_conjugate_gradient_stops_at_share_of_gradient(algorithm):
     steps = []
     for tolerance in (0.6, 0.3, 0.1, 0.01):
         moved, metrics, _ = outcome(algorithm, cg_tolerance=tolerance)
@@ -252,7 +252,7 @@ def test_the_penalty_is_the_kl_in_its_direction(family, direction):
 
 
 @number("reference_target_kl", "ppo_reference")
-def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
+def test_price_of_distance_moves_proportionally_to_error(algorithm):
     k = known(algorithm)
     kl = float((weights(algorithm) * (k.old - k.reference)).sum())
     settings = {"clip": False, "adapt_reference_kl": True, "reference_kl_coefficient": 0.3}
@@ -266,7 +266,7 @@ def test_the_price_of_distance_moves_in_proportion_to_the_error(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", CASES)
-def test_entropy_clips_and_the_norm_of_the_gradient_are_logged(algorithm):
+def test_entropy_clips_and_gradient_norm_are_logged(algorithm):
     k, weight = known(algorithm), weights(algorithm)
     moved, metrics, _ = outcome(algorithm)
     wanted = {

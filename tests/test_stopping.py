@@ -43,7 +43,7 @@ def expected(strings, row):
     [["ab"], ["aab"], ["abab", "ba"], ["aba", "bab"], ["aa", "c"], ["é\n", "aé"], ["abcab"], ["a"]],
     ids=repr,
 )
-def test_rows_end_where_the_text_first_holds_a_string(strings):
+def test_rows_end_where_text_first_holds_a_string(strings):
     """The string `aab` in `aaab` needs the automaton to fall back; `aba` and `bab` overlap."""
     ends = Ends((EOS,), make_stops(strings, [*ENCODED, b"<end>"]))
     rows = np.random.default_rng(0).integers(0, EOS + 1, (200, 9))
@@ -104,7 +104,7 @@ def completions(eos):
     )
 
 
-def test_sampled_rows_end_with_the_string_and_are_else_what_they_were():
+def test_rows_stop_at_string_and_otherwise_stay_unchanged():
     """The prompt, which ends with `c` or `a`, is not part of the text that is searched."""
     whole, cut = completions((1,)), completions(ends_of(Stopping(*CHARACTERS)))
     assert (cut.length < whole.length).sum() > 5

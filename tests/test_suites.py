@@ -32,7 +32,7 @@ print(seaborn.__version__, suites.import_gymnax() is gymnax)
 
 
 @pytest.mark.slow
-def test_gymnax_is_had_without_seaborn_until_a_game_is_drawn():
+def test_gymnax_needs_no_seaborn_until_drawing():
     done = subprocess.run(
         [sys.executable, "-c", SPARED], capture_output=True, text=True, timeout=200, check=False
     )
@@ -40,7 +40,7 @@ def test_gymnax_is_had_without_seaborn_until_a_game_is_drawn():
     assert done.stdout.splitlines() == ["AxesImage", f"{version('seaborn')} True"]
 
 
-def test_seaborn_is_imported_when_something_of_it_is_used(monkeypatch):
+def test_seaborn_is_imported_on_first_use(monkeypatch):
     """A package in place of gymnax imports seaborn first, and uses seaborn later."""
     real = types.ModuleType("seaborn")
     real.heatmap = lambda: "drawn"

@@ -1,6 +1,7 @@
 """Tests a user's surrogate, whose result is checked while it is traced."""
 
 import functools
+import importlib
 
 import chex
 import gymnax
@@ -11,24 +12,12 @@ import pytest
 from jaxrl_po import control, divergences, language, losses, minibatches, updates
 from jaxrl_po.algorithms import (
     a2c,
-    cispo,
-    dapo,
-    distillation,
-    dppo,
-    dr_grpo,
-    gmpo,
     group_policy,
     grpo,
-    gspo,
-    kl_cov,
     npg,
-    pkpo,
     ppo,
     ppo_penalty,
     reinforce,
-    reinforce_pp,
-    rloo,
-    sapo,
     surrogates,
     trpo,
 )
@@ -211,7 +200,6 @@ def judged(surrogate, rows=12, shape=(), dtype=jnp.float32):
 
 
 def parts(surrogate, rows=12, shape=(), dtype=jnp.float32, axis_name=None):
-
     def array(dtype, *more):
         return jax.ShapeDtypeStruct((rows, *shape, *more), dtype)
 
@@ -246,12 +234,12 @@ def test_reading_other_rows_is_seen(surrogate, rows):
     assert judged(surrogates.row_wise(surrogate), rows) == 1
 
 
-GROUP_METHODS = (cispo, dapo, distillation, dppo, dr_grpo, gmpo, grpo, gspo, kl_cov, pkpo)
-GROUP_METHODS += (reinforce_pp, rloo, sapo)
+GROUP_METHODS = "cispo dapo distillation dppo dr_grpo gmpo grpo gspo kl_cov pkpo rloo sapo"
 
 
-@pytest.mark.parametrize("module", GROUP_METHODS, ids=lambda module: module.__name__)
-def test_our_methods_read_their_own_rows(module, monkeypatch):
+@pytest.mark.parametrize("name", [*GROUP_METHODS.split(), "reinforce_pp"])
+def test_our_methods_read_their_own_rows(name, monkeypatch):
+    module = importlib.import_module(f"jaxrl_po.algorithms.{name}")
     made = []
     monkeypatch.setattr(group_policy, "make", lambda *_, surrogate, **__: made.append(surrogate))
     module.make(module.Config(), groups())
@@ -259,13 +247,6 @@ def test_our_methods_read_their_own_rows(module, monkeypatch):
         wide = judged(made[0], shape=(5,), dtype=jnp.float64)
     assert wide == judged(made[0], shape=(5,)) == judged(made[0], 2, (5,), jnp.bfloat16) == 5
     assert parts(made[0], shape=(5,)).by_length is SORTED
-
-
-@pytest.mark.parametrize(
-    "surrogate", [surrogates.plain, surrogates.policy_gradient, surrogates.clipped(0.2, 0.2, 3.0)]
-)
-def test_shared_surrogates_read_their_own_rows(surrogate):
-    assert judged(surrogate) == 1
 
 
 def over_slots(log_prob, samples):
@@ -304,11 +285,6 @@ def test_gradients_that_mix_rows_are_seen(function):
         judged(lambda log_prob, samples: (function(log_prob) * samples.advantage, {}))
 
 
-def test_a_mark_survives_a_partial_function():
-    bound = functools.partial(surrogates.row_wise(lambda x, _, c: (x * c * x.mean(), {})), c=2.0)
-    assert judged(bound) == 1
-
-
 def test_a_device_alone_is_reported_unless_reduced():
     def on_devices(surrogate):
         def call(x):
@@ -323,14 +299,6 @@ def test_a_device_alone_is_reported_unless_reduced():
     assert on_devices(reducing) == [0.0, 0.0]
     with pytest.warns(UserWarning, match="of which a device has its own alone"):
         assert on_devices(centred) == [0.0, 0.0]
-
-
-def test_printing_reads_no_other_row():
-    def printing(log_prob, samples):
-        jax.debug.print("{}", log_prob.mean())
-        return -log_prob * samples.advantage, {}
-
-    assert judged(printing) == 1
 
 
 def with_entropy(log_prob, samples, distribution):
@@ -357,15 +325,38 @@ def test_a_distribution_is_that_of_the_policy():
     chex.assert_trees_all_close(metrics["own"], metrics["entropy"], rtol=1e-6)
 
 
-def test_other_third_parameters_keep_their_meaning():
-    def surrogate(log_prob, samples, policy=2.0):
-        return -policy * log_prob, {}
+def printing(log_prob, samples):
+    jax.debug.print("{}", log_prob.mean())
+    return -log_prob * samples.advantage, {}
 
-    def bound(log_prob, samples, distribution):
-        return -distribution * log_prob, {}
 
-    assert judged(surrogate) == judged(functools.partial(bound, distribution=2.0)) == 1
-    assert judged(with_entropy) == 1
+def with_default(log_prob, samples, policy=2.0):
+    return -policy * log_prob, {}
+
+
+def times(log_prob, samples, distribution):
+    return -distribution * log_prob, {}
+
+
+MARKED = surrogates.row_wise(lambda x, _, c: (x * c * x.mean(), {}))
+OWN_ROWS = {
+    "plain": surrogates.plain,
+    "policy gradient": surrogates.policy_gradient,
+    "clipped": surrogates.clipped(0.2, 0.2, 3.0),
+    "marked before it is partial": functools.partial(MARKED, c=2.0),
+    "printing a mean": printing,
+    "a third parameter of another name": with_default,
+    "a distribution that is bound": functools.partial(times, distribution=2.0),
+    "an entropy": with_entropy,
+}
+
+
+@pytest.mark.parametrize("name", OWN_ROWS)
+def test_surrogates_read_their_own_rows(name):
+    assert judged(OWN_ROWS[name]) == 1
+
+
+def test_a_surrogate_takes_log_prob_and_samples():
     with pytest.raises(ConfigError, match=r"^surrogate: must take \(log_prob, samples\)"):
         surrogates.checked(lambda distribution, samples: (distribution, samples))
 
@@ -407,20 +398,14 @@ RESERVED = {
     "reinforce": "policy_loss entropy value_loss kl skipped",
     "groups": "policy_loss entropy extreme_ratio kl dead_groups",
 }
+NAMES = [(m, name, "{}: must have another name") for m in RESERVED for name in RESERVED[m].split()]
+NAMES += [("ppo", name, "surrogate: must log {} ") for name in ("iteration", "step", "signal")]
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [(m, name) for m, names in RESERVED.items() for name in names.split()]
-)
-def test_names_of_metrics_are_refused(method, name):
-    with pytest.raises(ConfigError, match=rf"^{name}: must have another name"):
+@pytest.mark.parametrize(("method", "name", "message"), NAMES)
+def test_names_of_metrics_are_refused(method, name, message):
+    with pytest.raises(ConfigError, match=f"^{message.format(name)}"):
         trace(make(method, logging(name)))
-
-
-@pytest.mark.parametrize("name", ["iteration", "step", "signal"])
-def test_names_that_a_run_reads_are_refused(name):
-    with pytest.raises(ConfigError, match=rf"^surrogate: must log {name} "):
-        trace(make("ppo", logging(name)))
 
 
 def logging(name):

@@ -1,14 +1,18 @@
 """Tests sweeps: their training, files, resumption and errors."""
 
 import csv
+import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from finished import SWEEP
 from probes import one_piece
 from toy_run import start_of
@@ -19,11 +23,11 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import control, language, search_space, settings, sweeping
+from jaxrl_po.run.experiment import control, language, models, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
-from jaxrl_po.run.loop.programs import init_is_cheap
+from jaxrl_po.run.loop.programs import compile_init, run_warm_start
 from jaxrl_po.run.store import folder
 from jaxrl_po.types import ActorCritic
 
@@ -43,7 +47,7 @@ def test_score_is_mean_of_last_three_evaluations():
     assert scores.tolist() == [3.0, -np.inf]
 
 
-def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
+def test_sweep_keeps_its_microbatches():
     argv = ["--algorithm=grpo", "--task=sorting", "--model.width=16", "--warm_start.steps=2"]
     config = settings.parse_settings(language, argv).config
     alone, several = (
@@ -52,7 +56,42 @@ def test_sweep_keeps_its_microbatches_and_compiles_warm_starts_in_full():
     )
     assert alone.rebuild is not None
     assert several.rebuild is None
-    assert (init_is_cheap(alone), init_is_cheap(several)) == (True, False)
+
+
+@pytest.mark.parametrize(("seeds", "devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
+def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
+    """A combination begins with the parameters of a run that has its settings alone."""
+    left_out = "--seeds", "--devices", "--warm_start."
+    argv = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
+    argv += ["--algorithm=grpo", "--warm_start.steps=25", "--warm_start.batch_size=4"]
+    config = settings.parse_settings(language, argv).config
+    rates = np.float32([1e-3, 1e-2])
+    methods = [dataclasses.replace(config.method, learning_rate=float(x)) for x in rates]
+
+    def begun(placement, methods=()):
+        job = language.build(config, placement, None, methods)
+        init, warm = compile_init(job)
+        silent = [lambda *_: None] * 2
+        fitted = run_warm_start(warm, job.start, lambda f, *x: (f(*x), 0.0), *silent)
+        assert {len(x) for x in jax.tree.leaves(fitted)} == {seeds}
+        state = init((job.start, fitted))
+        return jax.device_get((state.params.policy, state.opt_state))
+
+    alone, _ = begun(Placement(seeds, 1, 1))
+    together, (of_each, _) = begun(Placement(2 * seeds, devices, 1), methods)
+    np.testing.assert_array_equal(of_each.learning_rate, np.repeat(rates, seeds))
+    for x, y in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        # A program on one device and a program on several devices may add in different orders.
+        np.testing.assert_allclose(x, np.concatenate([y, y]), rtol=0, atol=1e-6 * (devices - 1))
+
+
+def test_sweep_program_reads_its_models_once(tmp_path, programs_run, monkeypatch):
+    made = []
+    make = models.make_models
+    monkeypatch.setattr(models, "make_models", lambda *of, **x: made.append(of) or make(*of, **x))
+    experiment = run.Experiment(task="addition", seeds=1, total_steps=1024, out=tmp_path)
+    run.sweep(experiment, over={"config.learning_rate": [1e-3, 1e-2, 1e-1]})
+    assert len(made) == len(programs_run) == 1
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -265,75 +304,6 @@ def test_sweep_that_cannot_write_says_resume(tmp_path, monkeypatch, programs_run
     assert len(programs_run) == 3  # the first program's results are stored
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (["--config.learning_rate=1e-3,-1"], "config.learning_rate"),
-        (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
-        (["--problem.num_envs=4,many"], "num_envs"),
-        (["--env=CartPole-v2"], "CartPole-v1"),
-        (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
-        (
-            ["--distributed", "--coordinator=localhost:1234"],
-            "^distributed: must be left out: a sweep is one process",
-        ),
-        (["--total_steps=0"], "total_steps: must be at least the steps of an iteration, got 0"),
-        (["--total_steps=1"], "total_steps: must be 0 or at least 32 .* got 1"),
-        (["--devices=99"], "devices: must be at most"),
-        (["--critic=nowhere.py:A"], "there is no file"),
-        (["--draws=3"], r"draws: must be left out without a distribution, .*log_uniform.* got 3"),
-        (["--config.gamma=uniform(0,1)"], "draws: must be at least 1 with a distribution, got 0"),
-        (
-            ["--draws=3", "--config.gamma=log_uniform(0,1)"],
-            r"config.gamma: must be log_uniform\(low,high\) with finite 0 < .* got log_uniform",
-        ),
-        (
-            ["--draws=3", "--config.learning_rate=uniform(0,inf)"],
-            r"config.learning_rate: must be uniform\(low,high\) with finite low .* got uniform",
-        ),
-        (["--draws=3", "--config.gamma=uniform(3,4)"], "config.gamma: must lie in"),
-        (["--confirm=2"], "^confirm: must be 0 without a searched flag, got 2"),
-        (
-            ["--config.epsilon_low=@config.epsilon_hihg", "--config.epsilon_high=0.1,0.2"],
-            r"^config.epsilon_low: must be @ and another searched flag, got @config.epsilon_hihg; "
-            r"did you mean config.epsilon_high\?",
-        ),
-        (
-            ["--config.gamma=@config.lambda_", "--config.lambda_=0.9"],
-            r"^config.gamma: must be @ and another searched flag, got @config.lambda_$",
-        ),
-        (
-            ["--draws=3", "--problem.num_envs=uniform(4,8)"],
-            r"^problem.num_envs: must be choice\(a,b,…\), as its values are integers, got uniform",
-        ),
-        *(
-            (
-                ["--draws=3", f"--config.gamma={wrong}(0.5,0.9)"],
-                rf"^config.gamma: must be a distribution of a sweep, got {wrong}\(0.5,0.9\); "
-                + f"(did you mean|choose one of) {right}",
-            )
-            for wrong, right in (
-                ("loguniform", "log_uniform"),
-                ("int_uniform", "choice"),
-                ("randint", "choice"),
-                ("Choices ", "choice"),
-                ("beta", "log_uniform, uniform, choice"),
-            )
-        ),
-    ],
-)
-def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
-    with pytest.raises(ConfigError, match=match):
-        sweep.main([*SMALL, f"--out={tmp_path / 'sweep'}", *arguments])
-    assert not (tmp_path / "sweep").exists()
-    earlier = tmp_path / "earlier"
-    earlier.mkdir()
-    (earlier / "sweep.json").write_text("[]")
-    with pytest.raises(ConfigError, match=match):
-        sweep.main([*SMALL, f"--out={earlier}", "--overwrite", *arguments])
-    assert [path.name for path in earlier.iterdir()] == ["sweep.json"]
-
-
 @pytest.mark.parametrize("rows", ["{bad", "5", "[{}]"])
 def test_a_damaged_table_is_named(tmp_path, swept, rows):
     out = shutil.copytree(swept, tmp_path / "sweep")
@@ -383,56 +353,6 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
     np.testing.assert_allclose(curves["size"], np.outer(strides, [2, 5, 7]))
 
 
-def test_draws_follow_seed_and_lie_in_range():
-    asked = search_space.SweepSpec(
-        {},
-        {"config.gamma": ["0.9", "0.99"]},
-        {"config.learning_rate": "log_uniform(1e-5,1e-1)", "network.width": "choice(4,8)"},
-        {},
-    )
-    found = search_space.combinations(asked, 200, 3)
-    assert (
-        found
-        == search_space.combinations(asked, 200, 3)
-        != search_space.combinations(asked, 200, 4)
-    )
-    assert len(found) == 400
-    rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
-    assert rates.min() >= 1e-5
-    assert rates.max() <= 1e-1
-    # half of the draws lie below the geometric mean
-    assert 70 <= np.sum(rates < 1e-3) <= 130
-    assert {each["network.width"] for each in found} == {"4", "8"}
-    assert [each["config.learning_rate"] for each in found[200:]] == [
-        each["config.learning_rate"] for each in found[:200]
-    ]
-
-
-def test_draws_keep_all_their_digits():
-    narrow = search_space.SweepSpec({}, {}, {"config.gamma": "uniform(0.9995,0.99999)"}, {})
-    values = [float(each["config.gamma"]) for each in search_space.combinations(narrow, 64, 0)]
-    assert len(set(values)) == 64
-    assert 0.9995 <= min(values) <= max(values) <= 0.99999
-
-
-def test_a_sweep_of_earlier_keeps_its_draws():
-    asked = search_space.SweepSpec({}, {}, {"config.gamma": "uniform(0.5,0.9)"}, {})
-    exact, rounded = (search_space.combinations(asked, 3, 0, rounded=x) for x in (False, True))
-    assert [f"{float(x['config.gamma']):.4g}" for x in exact] == [
-        x["config.gamma"] for x in rounded
-    ]
-    coin = search_space.SweepSpec({}, {}, {"network.width": "choice(4,8)"}, {})
-    assert len(search_space.combinations(coin, 6, 0, rounded=True)) == 6
-
-
-def test_equal_combinations_are_searched_once():
-    coin = search_space.SweepSpec(
-        {}, {"config.gamma": ["0.9", "0.9"]}, {"network.width": "choice(4,8)"}, {}
-    )
-    found = search_space.combinations(coin, 6, 0)
-    assert sorted(each["network.width"] for each in found) == ["4", "8"]
-
-
 def test_python_sweep_draws_and_names_best(tmp_path, programs_run, capsys):
     experiment = run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=tmp_path / "a")
     rates = {"config.learning_rate": "log_uniform(1e-5, 1e-2)"}
@@ -456,20 +376,12 @@ def test_python_sweep_draws_and_names_best(tmp_path, programs_run, capsys):
         run.sweep(experiment, over={"config.learning_rate": "uniform(0,1)"}, draws=3, resume=True)
 
 
-def test_tied_flag_has_the_value_of_its_flag():
-    ties = {"config.epsilon_low": ["@config.epsilon_high", "0.3"]}
-    clips = {"config.epsilon_high": "uniform(0.1,0.4)"}
-    found = search_space.combinations(search_space.SweepSpec({}, ties, clips, {}), 5, 0)
-    assert all(each["config.epsilon_low"] == each["config.epsilon_high"] for each in found[:5])
-    assert [each["config.epsilon_low"] for each in found[5:]] == ["0.3"] * 5
-
-
 def experiment_of(out):
     sizes = {"problem.num_envs": 2}
     return run.Experiment(env="CartPole-v1", seeds=2, total_steps=256, out=out, over=sizes)
 
 
-def test_each_run_of_a_sweep_has_a_flat_row(tmp_path, programs_run, monkeypatch):
+def test_each_sweep_run_has_a_flat_row(tmp_path, programs_run, monkeypatch):
     drawn = []
     monkeypatch.setattr(plotting, "save_sweep", lambda rows, *_: drawn.append(rows[0][0]))
     over = {
@@ -520,8 +432,11 @@ def test_best_combination_is_confirmed_on_fresh_seeds(tmp_path, monkeypatch, cap
     assert killed == again
     assert (again[0][0], again[1]) == (0.2, {(1, 4)})
     assert [np.shape(row["scores"]) for row in swept.confirmed] == [(4, 3)] * 2
-    said = "best is better than default with probability 1.00 [0.58, 1.00], p = 0.03"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "best is better than default with probability 1.00 [0.58, 1.00], p = 0.029" in said
+    assert re.search(r"best − default: \S+ \[\S+, \S+\], difference of the IQMs", said)
+    assert "best: " in said.splitlines()[-1]
+    assert "config.learning_rate=0.2" in said.splitlines()[-1]
     run.sweep(experiment_of(tmp_path), over=over, resume=True)
     assert len(trained) == 3
 

@@ -25,7 +25,7 @@ from jaxrl_po.run.experiment import language_config, settings
 from jaxrl_po.run.store import provenance
 from jaxrl_po.types import CollectorState, TrainState
 
-HERE = Path(__file__).parent / "reward_functions.py"
+HERE = Path(__file__).parent / "support" / "reward_functions.py"
 TOKENIZER = language.make_tokenizer("0123456789+=")
 MODEL = language.Transformer(TOKENIZER.size, width=8, layers=1, heads=2, mlp_width=8)
 
@@ -198,7 +198,7 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_is_resumed_only_with_the_prompts_it_began_with(tmp_path):
+def test_run_resumes_only_with_its_original_prompts(tmp_path):
     place = write(tmp_path / "all.jsonl", ROWS)
     kept = (tmp_path / "all.jsonl").read_text()
     again = [f"--out={tmp_path / 'run'}", "--resume", "--total_steps=8"]

@@ -42,7 +42,7 @@ def test_tools_that_are_given_are_there():
 
 
 @pytest.mark.parametrize("source", ["{{ bos_token }}a", "{{ 'a' ~ mask_token }}"])
-def test_a_special_token_that_is_not_there_is_an_error(source):
+def test_missing_special_token_is_an_error(source):
     with pytest.raises(ConfigError, match=r"^chat_template: line 1: '(bos|mask)_token' is undef"):
         rendered(source)
 

@@ -115,7 +115,7 @@ def test_answers_have_the_tokenizers_form_of_unicode(merging):
     assert float(task.score(jnp.int32(0), jnp.array([one, two, end]))) == 1.0
 
 
-def test_a_long_answer_is_right_in_its_own_tokens(merging):
+def test_long_answer_is_right_in_its_own_tokens(merging):
     answer = "12" * 300
     task = table("t", merging, [Example("?", answer)], [Example("1?", "2")])
     written = task.demonstrate(jnp.int32(0))

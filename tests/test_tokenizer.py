@@ -19,7 +19,7 @@ def test_every_id_has_one_meaning():
     assert sorted(ids) == list(range(tokenizer.size)) == list(range(14))
 
 
-def test_decode_stops_at_the_first_eos_and_leaves_padding_out():
+def test_decode_stops_at_first_eos_and_drops_padding():
     tokenizer = make_tokenizer(ALPHABET)
     one, two = tokenizer.encode("12")
     assert tokenizer.decode([0, 0, one, two, 1, one, 1, two]) == "12"

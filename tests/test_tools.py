@@ -95,7 +95,7 @@ def found(tmp_path_factory):
     return tools.detect_format(template, tokenizer, named)
 
 
-def test_tags_are_found_and_calls_are_read_and_not_evaluated(found):
+def test_tags_are_found_and_calls_are_never_evaluated(found):
     assert (found.opening, found.closing) == ("<call>", "</call>")
     assert found.calls("no call") == []
     right = '<call>{"name": "guess", "arguments": {"number": 1}}</call>'
@@ -116,7 +116,7 @@ def test_tags_are_found_and_calls_are_read_and_not_evaluated(found):
     assert "</call> is missing" in call.error
 
 
-def test_a_reply_is_what_the_template_adds_behind_a_call(found):
+def test_reply_is_the_templates_text_behind_a_call(found):
     results = [{"role": "tool", "name": "guess", "content": word} for word in ("low", "high")]
     said = found.tokenizer.rules.decode(found.reply(results), skip_special_tokens=False)
     assert said == "<end> tool: low tool: high assistant:"
@@ -140,7 +140,7 @@ def test_a_template_that_cannot_write_tools_is_refused(found, changed, said):
         tools.detect_format(template, found.tokenizer, named)
 
 
-def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
+def test_long_text_is_cut_but_short_is_not(found):
     def written(texts):
         return found.tokenizer.encode("user: " + " right ".join(texts))
 
@@ -150,7 +150,7 @@ def test_a_long_text_is_cut_to_its_limit_and_a_short_one_is_not(found):
     assert tool_env.cut_to_fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
-def test_an_environment_may_name_a_token_that_the_model_lacks(found, tmp_path):
+def test_environment_may_name_a_token_the_model_lacks(found, tmp_path):
     folder = write_tools(tmp_path) / "model"
     rules = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     rules.add_special_tokens(["<image>"])

@@ -1,6 +1,5 @@
 """Tests `run.train` and `run.load`: the commands, called from Python."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -23,8 +22,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks import addition
 from jaxrl_po.language.transformer import Transformer
 from jaxrl_po.run.experiment import control as control_command
-from jaxrl_po.run.experiment import earlier, flags, prepare
-from jaxrl_po.run.experiment.experiment import DOMAINS
+from jaxrl_po.run.experiment import earlier, prepare
 from jaxrl_po.run.store import metrics
 from jaxrl_po.types import Learner
 
@@ -87,6 +85,9 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
     assert json.loads((out / "summary.json").read_text())["steps"] == 128
 
 
+WRAPPED = Learner(lambda key: LEARNER.init(key), *LEARNER[1:])
+
+
 @pytest.mark.parametrize(
     ("learner", "given", "stored", "expected"),
     [
@@ -102,7 +103,8 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
             {},
             (32, control_command.UNIT),
         ),
-        (Learner(lambda key: LEARNER.init(key), *LEARNER[1:]), None, {}, (1, "iterations")),
+        (WRAPPED, None, {}, (1, "iterations")),
+        (WRAPPED, None, {"steps_per_iteration": 32, "unit": "dreams"}, (32, "dreams")),
     ],
 )
 def test_steps_of_an_iteration_come_from_the_problem(learner, given, stored, expected):
@@ -212,7 +214,8 @@ def test_without_steps_iterations_are_shown(tmp_path, monkeypatch, capsys):
         raise RuntimeError("no TeX")
 
     monkeypatch.setattr("jaxrl_po.run.figures.plotting.save_panels", save)
-    assert len(run.train(LEARNER, 1, out=tmp_path / "run").rows) == 2
+    unknown = LEARNER._replace(init=lambda key: LEARNER.init(key))
+    assert len(run.train(unknown, 1, out=tmp_path / "run").rows) == 2
     shown = capsys.readouterr()
     assert "training: 1/1 iterations" in shown.out
     assert shown.err.endswith("curves.png was not drawn, all else is there: RuntimeError: no TeX\n")
@@ -354,71 +357,6 @@ def test_a_policy_has_the_budget_of_its_run(tmp_path, monkeypatch):
     assert max(map(len, sampled)) == 4
 
 
-SMALL = {"network.width": 8, "problem.num_envs": 4, "problem.num_steps": 8}
-
-
-def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
-    shapes.trace_only(monkeypatch)
-    experiment = run.Experiment(
-        env="CartPole-v1",
-        algorithm="ppo",
-        seeds=2,
-        total_steps=64,
-        out=tmp_path / "python",
-        over={**SMALL, "config.num_minibatches": 2},
-    )
-    trained = run.train(experiment)
-    flags = [f"--{name}={value}" for name, value in experiment.settings.items() if name != "out"]
-    assert launch.control([*flags, f"--out={tmp_path / 'command'}"]) == 0
-    kept, made = (
-        json.loads((tmp_path / name / "config.json").read_text()) for name in ("python", "command")
-    )
-    assert kept | {"out": ""} == made | {"out": ""}
-    assert kept["seeds"] == 2
-    assert kept["problem.num_steps"] == 8
-    assert [row["iteration"] for row in trained.rows] == [0, 1, 2]
-    longer = run.resume(tmp_path / "python", total_steps=96)
-    assert [row["iteration"] for row in longer.rows] == [0, 1, 2, 3]
-    assert longer.folder == tmp_path / "python"
-    with pytest.raises(
-        ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3; leave it"
-    ):
-        run.resume(tmp_path / "python", seeds=3)
-    with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
-        run.train(experiment, log_every=3)
-
-
-def test_experiment_is_data_of_its_command():
-    experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
-    assert experiment.script == "language"
-    assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
-    assert run.Experiment(algorithm="trpo").script == "control"
-    assert experiment == run.Experiment(
-        over={"task.num_digits": 1}, algorithm="grpo", task="addition"
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        experiment.script = "control"
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
-        ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
-        ({"seeds": 2.5}, r"^seeds: must be an integer, got 2.5"),
-        ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
-        (
-            {"over": {"config.lr": 1.0}},
-            r"^config.lr: is not a setting; did you mean config.learning_",
-        ),
-        ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
-    ],
-)
-def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
-    with pytest.raises(ConfigError, match=message):
-        run.Experiment(**keywords)
-
-
 @pytest.mark.usefixtures("trace_only")
 def test_summary_says_that_a_hook_ended(tmp_path, capsys):
     def on_row(row):
@@ -460,26 +398,11 @@ print(here, more.state.step.tolist())
 
 
 def test_learner_uses_all_cores_with_same_randomness(tmp_path):
-    root = Path(__file__).parent
-    environment = scripts.surroundings() | {"PYTHONPATH": f"{root.parent}{os.pathsep}{root}"}
+    paths = [str(scripts.ROOT), str(Path(scripts.__file__).parent)]
+    environment = scripts.surroundings() | {"PYTHONPATH": os.pathsep.join(paths)}
     done = scripts.python("-c", ON_ALL_CORES, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     *_, refused, here = done.stdout.splitlines()
     assert refused.startswith("devices: must divide the 4 seeds or the 1 rows")
     assert here == "[True, True, True] [3, 3, 3, 3]"
     assert done.stdout.count("4 seeds on 2 devices, 2 on each") == 2
-
-
-def test_experiment_keywords_are_flags_of_its_command():
-    for name, domain in DOMAINS.items():
-        for field in flags.settable(domain.OPTIONS):
-            if name == "control" and field.name == "demonstrations":
-                continue  # this field has an effect only with sft
-            default = field.default
-            word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
-            given = word | {field.name: default}
-            if field.name in ("resume", "out"):  # without a folder the call raises an error
-                continue
-            settings = run.Experiment(**given).settings
-            assert settings[field.name] == default
-            assert run.Experiment(**given).script == name

@@ -180,7 +180,7 @@ def test_backtracks_until_there_is_a_gain():
     assert (float(x), float(info.gain), int(info.steps)) == (0.25, 0.125, 2)
 
 
-def test_gain_is_over_the_start_and_not_over_zero():
+def test_gain_is_relative_to_start_not_zero():
     x, info = search(lambda x: (x - 10.0, 0.0 * x), max_kl=1.0)
     assert bool(info.accepted)
     assert float(info.gain) == 1.0
@@ -207,7 +207,7 @@ def test_refusal_returns_the_parameters_bit_exactly(reason):
     assert (bool(info.accepted), float(info.gain), int(info.steps)) == (False, 0.0, 6)
 
 
-def test_refusal_tells_the_kl_of_the_start_and_how_often_it_tried():
+def test_refusal_reports_start_kl_and_number_of_trials():
     _, info = search(lambda x: (-x, 0.25 + x**2), max_kl=1.0)
     assert (float(info.kl), int(info.steps)) == (0.25, 10)
     _, info = search(lambda x: (x, 2.0 + x), max_kl=1.0, iterations=1)
@@ -220,7 +220,7 @@ def leap(evaluate, start, step):
     )
 
 
-def test_a_full_step_asks_for_no_gain_and_no_bound():
+def test_full_step_asks_no_gain_or_bound():
     x, info = leap(lambda x: (10.0 - x, 3.0 * x), 1.0, 2.0)
     assert (float(x), float(info.kl), float(info.gain), int(info.steps)) == (3.0, 9.0, -2.0, 0)
     assert bool(info.accepted)

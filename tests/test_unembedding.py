@@ -45,7 +45,7 @@ QUANTITIES = {
 
 @pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize("name", QUANTITIES)
-def test_values_and_gradients_are_those_of_the_plain_one(name, at_once):
+def test_values_and_gradients_equal_the_plain_computation(name, at_once):
     def total(build, hidden, matrix, other):
         return jnp.sum(WEIGHT * QUANTITIES[name](build(hidden, matrix), build(*other)))
 
@@ -160,7 +160,7 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
 
 
-def test_adapters_over_a_large_vocabulary_get_the_same_gradient(monkeypatch):
+def test_adapters_over_large_vocabulary_get_same_gradient(monkeypatch):
     model = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
     model = model.clone(lora=lora.Lora(2))
     params = jax.tree.map(lambda x: 0.5 * drawn(*x.shape), model.parameter_shapes())
@@ -185,7 +185,7 @@ def test_adapters_over_a_large_vocabulary_get_the_same_gradient(monkeypatch):
     )
 
 
-def test_a_penalty_on_every_token_refuses_a_large_vocabulary(monkeypatch):
+def test_penalty_on_every_token_refuses_large_vocabulary(monkeypatch):
     monkeypatch.setattr(unembedding, "HELD", 1)
     model = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
     problem = language.make_problem(TASK, model, num_prompts=4, group_size=4)

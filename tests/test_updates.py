@@ -167,7 +167,7 @@ def test_devices_do_not_change_the_update(devices, num_minibatches):
     np.testing.assert_allclose(metrics["loss"].value(), alone[2]["loss"].value(), rtol=1e-5)
 
 
-def test_each_step_divides_by_the_counts_of_its_own_minibatch():
+def test_each_step_divides_by_its_minibatch_counts():
     samples, key = make_samples(), jax.random.key(3)
     params, _, _ = run(samples, key=3, num_minibatches=4)
     [epoch] = jax.random.split(key, 1)

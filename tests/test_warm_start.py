@@ -139,7 +139,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_a_run_shows_its_warm_start_and_a_resumed_one_does_not_repeat_it(tmp_path, capsys):
+def test_run_shows_warm_start_and_resuming_does_not(tmp_path, capsys):
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", "--warm_start.steps=25"]
     arguments += ["--config.warm_up_iterations=0", "--config.decay_iterations=0"]
     arguments += ["--show=0", "--eval_samples=0"]
@@ -163,9 +163,7 @@ SAID = "interrupted before the first iteration: nothing new to save"
 
 
 @pytest.mark.usefixtures("trace_only")
-def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(
-    tmp_path, monkeypatch, capfd
-):
+def test_interrupt_in_warm_start_stops_immediately_without_saving(tmp_path, monkeypatch, capfd):
     times = []
 
     def interrupted(seconds):
@@ -188,7 +186,7 @@ def test_an_interrupt_in_the_warm_start_is_heard_at_once_and_saves_nothing(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_process_of_a_warm_start(tmp_path):
+def test_interrupt_ends_the_process_of_warm_start(tmp_path):
     arguments = [
         *SMALL,
         "--algorithm=grpo",

@@ -47,7 +47,7 @@ def test_a_process_ends_with_what_it_started():
     assert ended(started)
 
 
-def test_a_late_answer_is_not_that_to_the_next_message():
+def test_late_answer_does_not_answer_the_next_message():
     process = workers.fork(serve, [])
     process.send({"sleep": 0.3}, 0.05, "was late")
     with pytest.raises(workers.ProcessEnded, match=r"^was late$"):
@@ -76,14 +76,14 @@ def test_a_process_that_nobody_need_wait_for_ends():
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_process_ends_with_the_one_that_holds_it():
+def test_process_ends_with_its_owner():
     process = workers.fork(serve, [])
     pid = process.pid
     del process
     assert ended(pid)
 
 
-def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
+def test_call_that_hangs_ends_though_unkillable():
     """The run was killed; `timeout` leaves the watchdog half a second."""
 
     def hang(completions):
@@ -97,7 +97,7 @@ def test_a_call_that_hangs_ends_though_nobody_can_kill_it():
     assert ended(process.pid)
 
 
-def test_an_error_names_the_line_of_the_users_file():
+def test_error_names_the_line_of_users_file():
     called = {}  # the function `call` is in the file of the audit hook
     exec(compile("def call(run):\n    return run()", guard.__file__, "exec"), called)
     with pytest.raises(ZeroDivisionError) as caught:

@@ -4,9 +4,8 @@ The figure shows learning curves (interquartile mean over seeds with its 95 % bo
 and the performance profile of the scores (share of the seeds at or above each score). The table has
 the probability of improvement over the first run, with the 95 % score interval and the p-value of a
 permutation test. The command writes `plot.png` and `table.txt` to `--out`, or the figure alone to a
-file, and prints the settings in which the runs differ. If runs are on different environments or
-tasks, each label names the environment or task, and the first run is compared only with runs on the
-same environment or task.
+file, and prints the settings in which the runs differ. Runs on different environments or tasks are
+compared by environment or task, each in a table and in a row of the figure.
 """
 
 import itertools
@@ -63,8 +62,7 @@ class Run(NamedTuple):
     """An earlier run, as read from its folder.
 
     Attributes:
-      label: folder of the run, without the leading folders that all runs share; followed by the
-        environment or task if the runs differ in it.
+      label: folder of the run, without the leading folders that all runs share.
       rows: lines of metrics of the run.
       config: settings of the run, by flag name.
       place: environment or task of the run.
@@ -112,10 +110,7 @@ def read_runs(paths: Sequence[str], names: str = "") -> list[Run]:
             raise UsageError(f"{path} has no line in metrics.jsonl yet; wait for the first")
         runs.append(Run(label, rows, settings, ""))
     named = places([run.config for run in runs])
-    runs = [run._replace(place=place) for run, place in zip(runs, named, strict=True)]
-    if differ(runs):
-        return [run._replace(label=f"{run.label} ({run.place})") for run in runs]
-    return runs
+    return [run._replace(place=place) for run, place in zip(runs, named, strict=True)]
 
 
 def places(configs: Sequence[Values]) -> list[str]:
@@ -140,9 +135,10 @@ def places(configs: Sequence[Values]) -> list[str]:
     return found
 
 
-def differ(runs: Sequence[Run]) -> bool:
-    """Returns whether the runs are on different environments or tasks."""
-    return len({run.place for run in runs}) > 1
+def by_place(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs on each environment or task; the place of the first run comes first."""
+    places = dict.fromkeys(run.place for run in runs)
+    return [[run for run in runs if run.place == place] for place in places]
 
 
 def labels(paths: Sequence[str]) -> list[str]:
@@ -238,10 +234,29 @@ def shared_steps(runs: Sequence[Run], metric: str) -> tuple[float, float]:
     return first, last
 
 
-def format_comparison(runs: Sequence[Run], scores: Sequence[npt.NDArray[np.float64]]) -> str:
-    """Returns `statistics.format_comparison` of runs on the environment or task of the first."""
-    comparable = [run.place == runs[0].place for run in runs]
-    return statistics.format_comparison([run.label for run in runs], scores, comparable)
+def format_comparisons(runs: Sequence[Run], metric: str, by: str = FINAL) -> str:
+    """Returns the comparison with the first run on each environment or task, as text.
+
+    Args:
+      runs: Runs as `read_runs` returns them.
+      metric: Name of the metric.
+      by: Definition of a seed's score, as in `PlotOptions`.
+    """
+    texts = []
+    for alike in by_place(runs):
+        how = "final"
+        if by == AREA:
+            how = "mean over steps {:,.0f} to {:,.0f}, where every seed has a value,"
+            how = how.format(*shared_steps(alike, metric))
+        compared = statistics.format_comparison(
+            [run.label for run in alike], scores_of(alike, metric, by)
+        )
+        texts.append(f"{metric}{_where(alike)}, {how} of each seed\n{compared}")
+    return "\n".join(texts)
+
+
+def _where(runs: Sequence[Run]) -> str:
+    return f" on {runs[0].place}" if runs[0].place else ""
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -306,19 +321,17 @@ def save_figure(
     runs: Sequence[Run], metric: str, path: Path, *, by: str = FINAL, title: str = ""
 ) -> None:
     """Writes the figure with curves beside profiles; see `plotting.write_figure`, `PlotOptions`."""
-    series = [Series(metric, run.label, run.rows) for run in runs]
-    units = dict.fromkeys(unit_of(run.config) for run in runs)
-    unit, name = " or ".join(units), metrics.label(metric)
-    where = "" if differ(runs) or not runs[0].place else f" on {runs[0].place}"
+    alike = by_place(runs)
     with plotting.style():
-        figure = Figure(figsize=(11.6, 4.2), layout="constrained", dpi=150)
-        axes = figure.subplots(1, 2)
-        x_label, y_label = f"{unit}, each seed", metrics.axis(metric)
-        plotting.draw_panel(
-            axes[0],
-            Panel([], series, title or name + where, x_label, y_label, seeds=len(runs) == 1),
-        )
-        draw_profiles(axes[1], scores_of(runs, metric, by), metric, by)
+        figure = Figure(figsize=(11.6, 4.2 * len(alike)), layout="constrained", dpi=150)
+        for each, axes in zip(alike, figure.subplots(len(alike), 2, squeeze=False), strict=True):
+            series = [Series(metric, run.label, run.rows) for run in each]
+            unit = " or ".join(dict.fromkeys(unit_of(run.config) for run in each))
+            where = "" if title and len(alike) == 1 else _where(each)
+            head = (title or metrics.label(metric)) + where
+            labels = head, f"{unit}, each seed", metrics.axis(metric)
+            plotting.draw_panel(axes[0], Panel([], series, *labels, seeds=len(each) == 1))
+            draw_profiles(axes[1], scores_of(each, metric, by), metric, by)
         plotting.write_figure(figure, path)
 
 
@@ -338,15 +351,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     runs = read_runs(folders, options.labels)
     metric = choose_metric(options.metric, runs)
-    if differ(runs):
-        note = "these runs are not on the same environment or task, so that their scores cannot be"
-        names = ", ".join(run.label for run in runs)
-        print(f"note: {note} compared: {names}", file=sys.stderr)
     if 0 < (count := sum(map(is_tuned, runs))) < len(runs):
         names = ", ".join(run.label for run in runs if is_tuned(run))
         print(f"note: only {count} of {len(runs)} have tuned settings: {names}", file=sys.stderr)
-    scores = scores_of(runs, metric, options.by)
-    text, picture = format_comparison(runs, scores), Path(options.out)
+    text, picture = format_comparisons(runs, metric, options.by), Path(options.out)
 
     def draw(path: Path) -> None:
         save_figure(runs, metric, path, by=options.by, title=options.title)
@@ -361,11 +369,7 @@ def main(argv: Sequence[str]) -> int:
             (out / "table.txt").write_text(text, encoding="utf-8")
             draw(out / "plot.png")
         picture /= "plot.png"
-    how = "final"
-    if options.by == AREA:
-        how = "mean over steps {:,.0f} to {:,.0f}, where every seed has a value,"
-        how = how.format(*shared_steps(runs, metric))
-    print(f"{metric}, {how} of each seed", text, sep="\n", end="")
+    print(text, end="")
     if different := differing_settings(runs):
         print("the runs differ in", *different, sep="\n  ")
     print(f"see {picture}")

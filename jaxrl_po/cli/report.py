@@ -107,7 +107,7 @@ def page(paths: Sequence[str], runs: Sequence[plot.Run], metric: str) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Path(scratch) / "plot.png"
         plot.save_figure(runs, metric, comparison)
-        compared = plot.format_comparison(runs, plot.scores_of(runs, metric, plot.FINAL))
+        compared = plot.format_comparisons(runs, metric)
         table_of_scores = f"<pre>{html.escape(compared)}</pre>"
         parts = [f"<h1>{html.escape(title)}</h1>", "<h2>Scores</h2>", table_of_scores]
         parts += ["<h2>Curves</h2>", html_image(comparison, f"{metric} of {title}")]

@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,12 @@ class Acting:
 
         @jax.jit
         def choose(memory: Any, observation: Any, key: jax.Array | None) -> tuple[Any, jax.Array]:
-            row = jax.tree.map(lambda x: x[None], (memory, spaces.observe(observation)))
+            seen = self._read(observation)
+            if not self._is_one(seen):
+                self._refuse(observation, seen)
+            # The network scales bytes: an image must not become floats outside.
+            seen = jax.tree.map(lambda x, like: x.astype(like.dtype), seen, spaces.observation)
+            row = jax.tree.map(lambda x: x[None], (memory, seen))
             after, distribution = actor.act(params, collector, *row)
             action = distribution.mode() if key is None else distribution.sample(key)
             one = jax.tree.map(lambda x: x[0], (after, play(distribution, action)))
@@ -93,34 +98,53 @@ class Acting:
 
         return choose
 
-    def _shapes_of(self, observation: PyTree) -> PyTree:
-        # A discrete observation is a number, which the policy reads as a one-hot vector.
-        return environment.shapes(jax.eval_shape(self._spaces.observe, observation))
+    @functools.cached_property
+    def _act(self) -> Callable[..., jax.Array]:
+        @jax.jit
+        def act(observation: Any, key: jax.Array | None) -> jax.Array:
+            leaves = jax.tree.leaves(observation)
+            one = jax.tree.map(lambda x: x[0], observation) if all(map(jnp.ndim, leaves)) else ()
+            if self._is_one(self._read(observation)) or not self._is_one(self._read(one)):
+                return self._choose((), observation, key)[1]
+            keys = None if key is None else jax.random.split(key, len(leaves[0]))
+            axes = (None, 0, None if key is None else 0)
+            return jax.vmap(self._choose, in_axes=axes)((), observation, keys)[1]
+
+        return act
+
+    def _array(self, observation: PyTree) -> PyTree:
+        """Returns a list as an array if an observation is one array."""
+        if not isinstance(self._spaces.observation, jax.ShapeDtypeStruct):
+            return observation
+        return np.asarray(observation) if type(observation) in (list, tuple) else observation
+
+    def _read(self, observation: PyTree) -> PyTree:
+        try:
+            return self._spaces.observe(observation)
+        except (AttributeError, LookupError, TypeError, ValueError):  # another structure
+            return ()
+
+    def _is_one(self, seen: PyTree) -> bool:
+        same: bool = environment.shapes(seen) == environment.shapes(self._spaces.observation)
+        return same
+
+    def _refuse(self, observation: PyTree, seen: PyTree) -> NoReturn:
+        trees = self._spaces.observation, observation, seen
+        expected, given, read = map(environment.shapes, trees)
+        if all(isinstance(shape, list) for shape in (expected, given, read)):
+            # A discrete observation is a number, which the policy reads as a one-hot vector.
+            expected = expected[: len(expected) - (len(read) - len(given))]
+        raise ConfigError(
+            "observation",
+            f"must have the shape {expected} of one observation of {self._name}, or for act of a "
+            f"batch of them, got {given}",
+        )
 
     def step(
         self, memory: PyTree, observation: PyTree, key: jax.Array | None = None
     ) -> tuple[PyTree, jax.Array]:
         """Returns the next memory and the action; see `run.ControlPolicy`."""
-        seen = self._shapes_of(observation)
-        expected = environment.shapes(self._spaces.observation)
-        if seen != expected:
-            given = environment.shapes(jax.tree.map(np.asarray, observation))
-            if isinstance(expected, list) and isinstance(given, list):
-                expected = expected[: len(expected) - (len(seen) - len(given))]
-            raise ConfigError(
-                "observation",
-                f"must have the shape {expected} of one observation of {self._name}, or for act of "
-                f"a batch of them, got {given}",
-            )
-        return self._choose(memory, observation, key)
-
-    def _is_batch(self, observation: PyTree) -> bool:
-        if self._shapes_of(observation) == environment.shapes(self._spaces.observation):
-            return False
-        if not all(map(np.ndim, jax.tree.leaves(observation))):
-            return False
-        first = jax.eval_shape(lambda each: jax.tree.map(lambda x: x[0], each), observation)
-        return self._shapes_of(first) == environment.shapes(self._spaces.observation)
+        return self._choose(memory, self._array(observation), key)
 
     def act(self, observation: PyTree, key: jax.Array | None = None) -> jax.Array:
         """Returns the action for an observation, or for a batch; see `run.ControlPolicy`."""
@@ -130,20 +154,18 @@ class Acting:
                 "must be replaced by step for a policy with memory: memory, action = "
                 "policy.step(memory, observation), from policy.start",
             )
-        if not self._is_batch(observation):
-            return self.step(self.start, observation, key)[1]
-        keys = None if key is None else jax.random.split(key, len(jax.tree.leaves(observation)[0]))
-        axes = (None, 0, None if key is None else 0)
-        return jax.vmap(self._choose, in_axes=axes)(self.start, observation, keys)[1]
+        return self._act(self._array(observation), key)
 
     def save(self, path: str | Path) -> None:
         """Writes the policy to a file `path` of `numpy.load`, which ends in `.npz`.
 
-        The file has the networks' parameters by path (`policy/…`, `value/…`, `constants/…`); the
-        statistics of observations (`observation/mean`, `observation/std`), if the policy reads
-        (observation − mean) / std, clipped to ±10; for actions in a box, `action/low` and
-        `action/high`, to which −1 and 1 are mapped if both are finite; and `settings`, the run's
-        settings as JSON.
+        The file has the networks' parameters by path (`policy/…`, `value/…`, `constants/…`); if the
+        policy reads (observation − mean) / std, clipped to ±10, `observation/mean` and
+        `observation/std`, which includes the 1e-4 that is added to a standard deviation; for
+        actions in a box, `action/low` and `action/high`, to which −1 and 1 are mapped if both are
+        finite; for discrete actions `action/first`, the environment's number of action 0; and
+        `settings`, the run's settings as JSON. A record that was pickled, or that knows no
+        environment, writes no arrays of actions.
 
         Raises:
           ConfigError: The path does not end in `.npz`.
@@ -164,14 +186,18 @@ class Acting:
             return jax.tree.map(read, statistics, is_leaf=leaf)
 
         found |= _by_path("observation/mean", of_statistics(lambda each: each.mean))
-        found |= _by_path("observation/std", of_statistics(lambda each: each.std()))
-        if self._problem is not None and self._spaces.action_size:
-            for name, bound in (
-                ("low", np.finfo(np.float32).min),
-                ("high", np.finfo(np.float32).max),
-            ):
-                action = self._spaces.to_action(jnp.full(self._spaces.action_size, bound))
-                found[f"action/{name}"] = np.asarray(action)
+        found |= _by_path("observation/std", of_statistics(lambda each: each.divisor()))
+        if self._problem is None:
+            return {**found, "settings": np.array(self._json())}
+        spaces = self._spaces
+        if not spaces.action_size:
+            first = spaces.to_action(jnp.zeros(spaces.action.shape, jnp.int32))
+            found |= _by_path("action/first", first)
+        most = float(np.finfo(np.float32).max)
+        for name, far in (("low", -most), ("high", most)) if spaces.action_size else ():
+            action = np.asarray(spaces.to_action(jnp.full(spaces.action_size, far)))
+            # An action without a bound is returned as it is.
+            found[f"action/{name}"] = np.where(action == np.float32(far), far * np.inf, action)
         return {**found, "settings": np.array(self._json())}
 
     def _json(self) -> str:

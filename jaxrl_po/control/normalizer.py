@@ -28,10 +28,14 @@ class Normalizer(NamedTuple):
         """Computes the standard deviation (ddof 0) `[D*]`; 1 before any data."""
         return jnp.where(self.seen > 0, jnp.sqrt(self.variance), 1.0)
 
+    def divisor(self, epsilon: float = 1e-4) -> jax.Array:
+        """Computes std + epsilon `[D*]`, which divides deviations from the mean."""
+        return self.std() + epsilon
+
     def normalize(self, x: jax.Array, *, clip: float = 10.0, epsilon: float = 1e-4) -> jax.Array:
         """Computes `clip((x − mean) / (std + epsilon), ±clip)` of `[E*, D*]`."""
         lead = (None,) * (x.ndim - self.mean.ndim)
-        return jnp.clip((x - self.mean[lead]) / (self.std()[lead] + epsilon), -clip, clip)
+        return jnp.clip((x - self.mean[lead]) / self.divisor(epsilon)[lead], -clip, clip)
 
 
 def empty(shape: tuple[int, ...]) -> Normalizer:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxrl_po.run.experiment.policies import load as load
     from jaxrl_po.run.experiment.registry import MethodEntry as MethodEntry
     from jaxrl_po.run.experiment.registry import TaskEntry as TaskEntry
+    from jaxrl_po.run.experiment.sweeping import SweepResult as SweepResult
     from jaxrl_po.run.experiment.sweeping import sweep as sweep
     from jaxrl_po.run.experiment.training import Trained as Trained
     from jaxrl_po.run.experiment.training import resume as resume
@@ -46,7 +47,7 @@ _NAMES = {
     "experiment.experiment": ("Experiment",),
     "experiment.policies": ("ControlPolicy", "LanguagePolicy", "load"),
     "experiment.registry": ("MethodEntry", "TaskEntry"),
-    "experiment.sweeping": ("sweep",),
+    "experiment.sweeping": ("SweepResult", "sweep"),
     "experiment.training": ("Trained", "resume", "train"),
     "loop.signals": ("Interrupted",),
     "loop.progress": ("Stop",),

@@ -77,6 +77,16 @@ def spell(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def spell_all(values: Mapping[str, object]) -> str:
+    """Returns the text of named values.
+
+    Example:
+      >>> spell_all({"gamma": 0.9, "clip": True})
+      'gamma=0.9, clip=true'
+    """
+    return ", ".join(f"{name}={spell(value)}" for name, value in values.items())
+
+
 def wrapped(text: str, *, indent: str = "") -> str:
     """Returns text wrapped between words to the width of the terminal, by default 80 columns."""
     width = shutil.get_terminal_size().columns

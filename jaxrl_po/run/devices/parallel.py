@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -83,6 +83,12 @@ class Placement(NamedTuple):
     def is_one(self) -> bool:
         """Returns whether a single device computes everything."""
         return self.num_devices == 1
+
+    def of_seeds(self, num_seeds: int) -> Self:
+        """Returns a placement of fewer seeds; if devices are too many, several compute a seed."""
+        devices = math.gcd(num_seeds, self.seed_devices)
+        copies = self.data_devices * self.seed_devices // devices
+        return self._replace(num_seeds=num_seeds, seed_devices=devices, data_devices=copies)
 
     def describe(self) -> str:
         """Returns a line for users about the placement of seeds on devices."""

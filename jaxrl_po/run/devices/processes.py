@@ -6,6 +6,7 @@ all processes take the same branches and enter the same collectives. With a sing
 function of this module returns at once.
 """
 
+import atexit
 import contextlib
 import io
 import json
@@ -103,25 +104,37 @@ def join_processes(
 def hide_gloo() -> None:
     """Drops the lines that Gloo writes to standard output, piece by piece and from C++.
 
-    Lines of other libraries and of child processes pass; Python's own output is not filtered.
+    Lines of other libraries and of child processes pass; Python's own output is not filtered. At
+    exit, standard output is as before.
     """
     stream, shown, (source, sink) = sys.stdout, os.dup(1), os.pipe()
-    if isinstance(stream, io.TextIOWrapper):
-        stream.flush()
-        raw: Any = getattr(stream.buffer, "raw", stream.buffer)
-        sys.stdout = io.TextIOWrapper(
-            type(raw)(os.dup(shown), "w"), stream.encoding, "replace", line_buffering=True
-        )
+    raw: Any = io.FileIO(shown, "w", False)
+    with contextlib.suppress(OSError, AttributeError):  # a stream of a notebook or a test
+        if stream.fileno() == 1:
+            stream.flush()
+            kind: Any = type(getattr(stream.buffer, "raw", stream.buffer))
+            raw = kind(shown, "w", False)
+            sys.stdout = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=True)
     os.dup2(sink, 1)
     os.close(sink)
 
     def forward() -> None:
-        with open(source, "rb") as lines:
+        hidden = False
+        with open(source, "rb") as lines, contextlib.suppress(OSError):
             for line in lines:
-                if not GLOO.fullmatch(line):
-                    os.write(shown, line)
+                # A number or an empty line is a piece only after a line with words of Gloo.
+                hidden = bool(GLOO.fullmatch(line) and (hidden or re.search(rb"[a-z]", line)))
+                if not hidden:
+                    raw.write(line)
 
-    threading.Thread(target=forward, daemon=True).start()
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+
+    def restore() -> None:
+        os.dup2(shown, 1)
+        thread.join(1.0)
+
+    atexit.register(restore)
 
 
 def is_multi_process() -> bool:

@@ -50,8 +50,8 @@ def stack(
 
     def one(*trees: PyTree) -> PyTree:
         pairs = zip(in_axes, trees, strict=True)
-        result = function(*(_each(axes, lambda x: x[0], tree) for axes, tree in pairs))
-        return _each(out_axes, lambda x: x[None], result)
+        result = function(*(map_stacked(axes, lambda x: x[0], tree) for axes, tree in pairs))
+        return map_stacked(out_axes, lambda x: x[None], result)
 
     return one
 
@@ -147,7 +147,7 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
         return
     made = jax.make_jaxpr(lambda start: learner.init(start).params.frozen)(start)
     read = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))[1]
-    each = _each(axes, lambda _: False, jax.tree.map(lambda _: True, start))
+    each = map_stacked(axes, lambda _: False, jax.tree.map(lambda _: True, start))
     shared = jax.tree.leaves(each)  # True if all seeds share the leaf
     if any(used and not free for used, free in zip(read, shared, strict=True)):
         raise ConfigError(
@@ -158,7 +158,7 @@ def require_shared(learner: Learner, start: PyTree, state: TrainState, axes: PyT
 
 def select_seed(state: TrainState, index: int = 0) -> TrainState:
     """Returns the training state of one seed from a stacked training state."""
-    taken: TrainState = _each(STATE_AXES, lambda x: x[index], state)
+    taken: TrainState = map_stacked(STATE_AXES, lambda x: x[index], state)
     return taken
 
 
@@ -168,7 +168,7 @@ def typed_shape(shape: tuple[int, ...], dtype: npt.DTypeLike) -> jax.Array:
     return cast(jax.Array, made)
 
 
-def _each(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
+def map_stacked(axes: PyTree, function: Callable[[jax.Array], Any], tree: PyTree) -> PyTree:
     """Applies a function to the leaves with a seed axis; `axes` is a prefix tree of 0 and None."""
     return jax.tree.map(
         lambda axis, subtree: subtree if axis is None else jax.tree.map(function, subtree),

@@ -239,8 +239,8 @@ def open_world(config: ControlConfig) -> World:
     if source.max_steps is None:
         raise ConfigError(
             "env",
-            f"{options.env} must bound its episodes for an evaluation: give env_params = "
-            '{"max_episode_steps": 1000}, say',
+            f"{options.env} must bound its episodes for an evaluation: give env_params, such as "
+            '{"max_episode_steps": 1000}',
         )
     return World(source.spaces, None, source)
 
@@ -296,7 +296,7 @@ def build(
     make = options.entry.make
     if isinstance(settings, control.VineSettings):
         for name in sorted(VINE_DOES_WITHOUT & vars(method).keys()):
-            if config_lib.changed(method, name):
+            if any(config_lib.changed(each, name) for each in methods or [method]):
                 raise ConfigError(
                     f"config.{name}",
                     "has no effect with sampling = vine, which has no critic and discounts by "
@@ -313,7 +313,7 @@ def build(
     def learner_of(method: MethodConfig) -> Learner:
         return make(dataclasses.replace(method, axis_name=placement.axis_name), problem)
 
-    learner = learner_of(method)
+    learner, *_ = map(learner_of, methods or [method])  # each checks its numbers
     host, measure, notes = None, None, tuple[str, ...]()
     if world.source is not None:
         assert isinstance(settings, control.ControlSettings)

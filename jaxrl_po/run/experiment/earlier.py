@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -122,9 +123,13 @@ def state(
         if not os.path.isfile(file):
             raise ConfigError(
                 flag,
-                f"{run} was made with {file}, which must be there again; if it was moved, resume "
-                "the run once with its new path, or give that to run.load",
+                f"{run} needs {file}, which is missing; if it was moved, resume the run once with "
+                "its new path, or give that to run.load",
             )
+    stored = folder.read_settings(Path(run), flag)
+    code = stored.get("resolved", {}).get(sources.DIGESTS, {})
+    if changes := provenance.differences(sources.digests(values), code):
+        print(f"note: {run} was made with other code: {'; '.join(changes)}", file=sys.stderr)
     parallel.device_count()
     try:
         config = config.continued()
@@ -133,7 +138,6 @@ def state(
             config = dataclasses.replace(config, model=model)
         placement = Placement(options.seeds, 1, 1)
         job = domain.build(config, placement, domain.open_world(config))
-        stored = folder.read_settings(Path(run), flag)
         # A file in its old place may change, as may the text of a chat template with today's date.
         moved = any(values.get(name, "") != stored.get(name, "") for name in sources.DATA)
         for entry, digest in job.digests.items():

@@ -1,6 +1,7 @@
 """`Experiment`: all settings of a run, as data."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from jaxrl_po.run.experiment.language_config import LanguageOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.store import sources
 
-UNSET: Any = object()  # value of a keyword that is left out
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "…"})()  # value of a keyword that is left out
 DOMAINS: dict[str, Domain[Any]] = {control.NAME: control, language.NAME: language}
 CONTROL, LANGUAGE = (
     {field.name for field in dataclasses.fields(record)}
@@ -82,7 +83,7 @@ class Experiment:
         process_id: int = UNSET,
         coordinator_timeout: int = UNSET,
         env: Any = UNSET,
-        env_params: str = UNSET,
+        env_params: str | Values = UNSET,
         policy: Any = UNSET,
         critic: Any = UNSET,
         actor_critic: Any = UNSET,
@@ -143,8 +144,8 @@ class Experiment:
         object.__setattr__(self, "settings", MappingProxyType(state[1]))
 
     def __repr__(self) -> str:
-        given = (f"{name}={errors.spell(value)}" for name, value in self.settings.items())
-        return f"Experiment({', '.join([repr(self.script), *given])})"
+        given = filter(None, [repr(self.script), errors.spell_all(self.settings)])
+        return f"Experiment({', '.join(given)})"
 
 
 def with_names(values: Values) -> Json:
@@ -153,6 +154,8 @@ def with_names(values: Values) -> Json:
     weights = named.get("reward_weights")
     for weight in weights if isinstance(weights, list | tuple) else ():
         config.check_number("reward_weights", weight)
+    if isinstance(params := named.get("env_params"), Mapping):
+        named["env_params"] = json.dumps(params)
     for name, value in named.items():
         listed = name != "reward" and type(value) in (list, tuple)  # a reward may list functions
         if not (listed or isinstance(value, int | float | str | os.PathLike)):

@@ -40,7 +40,7 @@ from jaxrl_po.run.experiment.options import InitialModel
 from jaxrl_po.run.experiment.registry import MethodConfig
 from jaxrl_po.run.experiment.settings import length_of
 from jaxrl_po.run.figures.plotting import Series
-from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job
+from jaxrl_po.run.loop.job import Display, Evaluation, Layout, TrainJob, build_job, with_settings
 from jaxrl_po.run.loop.programs import split_warm_start
 from jaxrl_po.run.store import provenance, sources
 from jaxrl_po.types import ActorCritic, FastPaths, Learner, Problem, PyTree
@@ -118,14 +118,18 @@ def build(
     display, warm = Display(title(config), UNIT, CURVES, Y_LABEL, said), None
     evaluation = Evaluation(score="greedy_accuracy", initial="warm_start_accuracy")
     shown = make_supervised_task(options, task) if options.entry.supervised else None
-    learner = learner_of(config.method)
+    learner, *_ = map(learner_of, methods or [config.method])  # each checks its numbers
     if shown is not None:
         evaluation, display = supervised(config, start, shown, display)
     elif hosted is None:
         evaluation = evaluated(config, start, scorer, evaluation)
         display = display._replace(notes=(*notes(task, settings, start.base), *said))
         assert config.warm_start is not None
-        of_warm_start = functools.partial(learner_of, config.method)
+
+        def of_warm_start(warm_start: object) -> Learner:
+            own = functools.partial(learner_of, warm_start=warm_start)
+            return with_settings(own, alone=not given) if methods else own(config.method)
+
         warm = split_warm_start(of_warm_start, config.warm_start, task, start.policy)
     prompts = "" if data is None else models.digest_base(plain_data(data), None)
     return build_job(

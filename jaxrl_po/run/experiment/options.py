@@ -16,6 +16,7 @@ option = functools.partial(static, sweep="same")
 common_option = functools.partial(option, common=True)
 start_option = functools.partial(option, stored=False)
 process_option = functools.partial(start_option, when=("distributed", True))
+TUNED = "with settings that suit it, which given ones replace"  # precedes them in a line
 LINES = 50  # approximate number of lines in metrics.jsonl if `--log_every` is 0
 
 

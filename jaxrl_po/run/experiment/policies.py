@@ -163,8 +163,8 @@ def load(
       The policy, with `act` or `generate`; or a `LearnerState` for a user-defined learner.
 
     Raises:
-      ConfigError: The run, checkpoint or seed does not exist, or another version of the library
-        made the run.
+      ConfigError: The run, checkpoint or seed does not exist, or does not suit this version of the
+        library.
     """
     if checkpoint not in earlier.CHECKPOINTS:
         raise ConfigError(

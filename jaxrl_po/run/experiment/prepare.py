@@ -24,7 +24,7 @@ from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.experiment import flags, user_code
 from jaxrl_po.run.experiment.earlier import TRAIN
-from jaxrl_po.run.experiment.options import LINES, RunOptions
+from jaxrl_po.run.experiment.options import LINES, TUNED, RunOptions
 from jaxrl_po.run.experiment.settings import Domain, Settings, fields_of, settle, stored_settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import programs
@@ -176,8 +176,7 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
     """Returns the lines that are shown before the run starts."""
     notes, done = list[str](), job.length.steps(job.length.iterations)
     if tuned:
-        shown = ", ".join(f"{name}={errors.spell(value)}" for name, value in tuned.items())
-        notes.append(f"with settings that suit it, which given ones replace: {shown}")
+        notes.append(f"{TUNED}: {errors.spell_all(tuned)}")
     if values["total_steps"] != done:
         notes.append(
             f"--total_steps: {values['total_steps']:,} becomes {done:,}: a whole number of "
@@ -185,9 +184,10 @@ def _notes(job: TrainJob, values: Values, tuned: Values, changes: Sequence[str])
         )
     for name, value in values.items():
         if str(value).startswith(sources.OWN):
-            notes.append(
-                f"{name}={value} cannot be imported: run.load and run.resume must be given it again"
+            needed_by = (
+                "run.resume" if name in ("reward", *sources.LOSS) else "run.load and run.resume"
             )
+            notes.append(f"{name}={value} cannot be imported: give it to {needed_by} again")
     return [*notes, *job.display.notes, *provenance.note(changes)]
 
 
@@ -232,7 +232,7 @@ def prepare_learner(
     lasting = {
         **{name: numbers[name] for name in ("seeds", "seed", "eval_every")},
         "total_steps": iterations * steps,
-        **{"steps_per_iteration": steps, "unit": unit},
+        "steps_per_iteration": steps,
         "log_every": every,
         "score": score,
     }
@@ -260,7 +260,7 @@ def prepare_learner(
         y_label=metrics.axis(shown[0]) if len(shown) == 1 else " or ".join(sorted(units)),
         notes=provenance.note(provenance.differences(now, before)),
     )
-    settings = {"script": TRAIN, **lasting, "resolved": provenance.go_on(now, before)}
+    settings = {"script": TRAIN, **lasting, "unit": unit, "resolved": provenance.go_on(now, before)}
     return dataclasses.replace(job, display=display, output=output._replace(settings=settings))
 
 
@@ -275,7 +275,7 @@ def steps_of(learner: Learner, given: int | None, stored: Values) -> tuple[int, 
     steps = check_size("steps_per_iteration", steps)
     if problem is not None and steps == known:
         return steps, problem.unit
-    return steps, "iterations" if steps == 1 else "steps"
+    return steps, stored.get("unit", "iterations" if steps == 1 else "steps")
 
 
 def _stored_of_learner(output: Output, iterations: int) -> dict[str, Any]:

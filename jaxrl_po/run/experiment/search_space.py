@@ -227,8 +227,8 @@ def split_flags(
                 close = "; did you mean choice?" if "int" in found[1] else close
                 raise ConfigError(name, f"must be a distribution of a sweep, got {value}{close}")
             drawn[name] = text.replace(" ", "")
-        elif varies and ("," in text or text.startswith(TIE)):
-            swept[name] = text.split(",")
+        elif varies and ("," in text or text.strip().startswith(TIE)):
+            swept[name] = [each.strip() if TIE in each else each for each in text.split(",")]
         else:
             kept[name] = value
     return kept, swept, drawn

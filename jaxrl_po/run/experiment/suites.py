@@ -128,9 +128,11 @@ def make_env(name: str, env_params: str = "") -> Any:
     if split_name(name)[0]:  # a suite in a file is not cached, since the file may change
         return (from_suite.__wrapped__ if sources.in_file(name) else from_suite)(name, env_params)
     if sources.is_source(name):
-        env = user_code.make("env", name)
+        found = user_code.load("env", name)
+        # A class of gymnasium may need arguments.
+        env = found if is_gymnasium(found) else user_code.make("env", name)
         if is_gymnasium(env):
-            return vector_envs.own_source(name, user_code.load("env", name), env, env_params)
+            return vector_envs.own_source(name, found, env, env_params)
     else:
         gymnax = import_gymnax()
         errors.lookup("env", name, dict.fromkeys(gymnax.registered_envs))
@@ -154,6 +156,8 @@ def with_params(name: str, env: object, env_params: str) -> Environment:
     """
     params: Any = getattr(env, "default_params", None)
     is_tuple = hasattr(params, "_asdict")
+    if not (is_tuple or dataclasses.is_dataclass(params)):
+        raise ConfigError("env_params", f"must be left out: {name} has no default_params")
     names = [field.name for field in dataclasses.fields(params)] if not is_tuple else params._fields
     changed: dict[str, Any] = {}
     for field, value in errors.json_object("env_params", env_params).items():

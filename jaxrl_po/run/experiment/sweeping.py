@@ -23,7 +23,7 @@ from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import flags, search_space, settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
-from jaxrl_po.run.experiment.options import RunConfig, RunOptions
+from jaxrl_po.run.experiment.options import TUNED, RunConfig, RunOptions
 from jaxrl_po.run.experiment.search_space import RECORDS, TIE, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
@@ -78,13 +78,17 @@ class SweepResult(NamedTuple):
 def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResult:
     """Searches hyperparameters of an experiment.
 
-    A language model's warm start is part of each run; runs with `init_from` share an earlier run.
+    Runs that differ in numbers of the method share each seed's warm start of a language model; runs
+    with `init_from` share an earlier run.
 
     Args:
       experiment: experiment with the folder `out` and the number of seeds of each combination.
       over: list of values, or distribution of `draws` values or tie such as `@config.gamma` as a
         text, by flag with a dot.
       options: `evaluations`, `draws`, `confirm`, and keywords of `Experiment`.
+
+    Returns:
+      The results, with `table()`, the best settings and the folder.
 
     Raises:
       ConfigError: an argument is invalid, raised before training; the error names the argument.
@@ -113,7 +117,9 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
         if any(str(value).startswith(sources.OWN) for value in each):
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.FlagText(",".join(map(errors.spell, each)))
-    return run_sweep(domain, given)
+    swept = run_sweep(domain, given)
+    print(f"best: {errors.spell_all(swept.best)}; see {swept.folder / 'sweep.png'}")
+    return swept
 
 
 def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) -> SweepResult:
@@ -137,13 +143,15 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         if stored
         else search_space.parse(domain, given, options)
     )
-    options = options_of(domain, spec)
+    options = sweep_options(domain, spec)
     sections = settings.sections_of(domain, options)
     search_space.refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
     found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
     groups = group(domain, spec, found)
+    if spec.tuned:
+        print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
@@ -151,7 +159,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         score = check_groups(domain, groups, options)
         if options.confirm:
             fresh = on_fresh_seeds(spec, options)
-            check_groups(domain, group(domain, fresh, [{}]), options_of(domain, fresh))
+            check_groups(domain, group(domain, fresh, [{}]), sweep_options(domain, fresh))
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -177,7 +185,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
                 place = out / PROGRAMS / CONFIRM / str(options.confirm)
                 confirmed = done(place / "sweep.json", sections)
                 again = group(domain, fresh, [rows[0]["flags"], {}])
-                fresh_options = options_of(domain, fresh)
+                fresh_options = sweep_options(domain, fresh)
                 print(f"best combination and default on {options.confirm} fresh seeds", flush=True)
                 train_groups(
                     confirmed, again, fresh_options, place, domain, leave_early=leave_early
@@ -191,7 +199,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     return SweepResult(rows, best(domain, spec, rows, sections), out, confirmed)
 
 
-def options_of(domain: Domain[Any], spec: SweepSpec) -> Sweep:
+def sweep_options(domain: Domain[Any], spec: SweepSpec) -> Sweep:
     """Returns the options of a sweep."""
     options: Sweep = settings.options_of(RECORDS[domain.NAME], spec.flags, spec.tuned)
     return options
@@ -274,8 +282,9 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) ->
 def compare_with_default(rows: Sequence[Json]) -> str:
     """Returns the comparison of the best combination with the run without the searched flags."""
     scores = {bool(row["flags"]): final_scores(row["scores"]) for row in rows}
-    ordered = [scores[False], scores[True]]
-    return statistics.format_comparison(["default", "best"], ordered, [True, True])
+    table = statistics.format_comparison(["default", "best"], [scores[False], scores[True]])
+    difference = statistics.difference_with_interval(scores[True], scores[False])
+    return f"{table}best − default: {difference}, difference of the IQMs, 95 % bootstrap interval\n"
 
 
 def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) -> Groups:
@@ -301,17 +310,22 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
 
 
 def check_groups(domain: Domain[Any], groups: Groups, options: RunOptions) -> str:
-    """Returns the name of the score; raises the error of the first invalid combination."""
+    """Returns the name of the score; raises the error of the first invalid program."""
     for group in groups:
-        placement = place_runs(options, len(group))
-        if placement.cuts_params:
-            raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
-        world, alone = domain.open_world(group[0][1].config), Placement(1, 1, 1)
-        for _, each in group:
-            job = domain.build(settings.settle(domain, each, world), alone, world)
-            if job.host.scorer is not None:
-                raise ConfigError("reward", "must be computed in the program of a sweep")
+        job = build_group(domain, [one for _, one in group], options)
+        if job.host.scorer is not None:
+            raise ConfigError("reward", "must be computed in the program of a sweep")
     return job.evaluation.score
+
+
+def build_group(domain: Domain[Any], group: Group, options: RunOptions) -> TrainJob:
+    """Builds the job of the combinations that share one program; reads a pretrained model once."""
+    placement = place_runs(options, len(group))
+    if placement.cuts_params:
+        raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
+    world = domain.open_world(group[0].config)
+    configs = [settings.settle(domain, each, world) for each in group]
+    return domain.build(configs[0], placement, world, [config.method for config in configs])
 
 
 def place_runs(options: RunOptions, combinations: int) -> Placement:
@@ -329,10 +343,7 @@ def run_group(
       `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
       `compile_seconds`; and whether a signal arrived.
     """
-    world = domain.open_world(group[0].config)
-    configs = [settings.settle(domain, each, world) for each in group]
-    methods = [config.method for config in configs]
-    job = domain.build(configs[0], place_runs(options, len(group)), world, methods)
+    job = build_group(domain, group, options)
     rows, interrupted = train_group(job, options.evaluations, out, title)
     scores = curves(rows)[job.evaluation.score]
     return {

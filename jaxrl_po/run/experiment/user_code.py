@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import optax
 
-from jaxrl_po import config, variables
+from jaxrl_po import backend, config, variables
 from jaxrl_po.algorithms.actor_critic import Estimation
 from jaxrl_po.config import ConfigError, Json, PythonObject, Values
 from jaxrl_po.optimizers import Optimization
@@ -48,12 +48,13 @@ def load(flag: str, source: str) -> Any:
     place = split_source(source)[0]
     if not os.path.isfile(place):  # `Path.is_file` raises an error if a name is too long
         raise UserCodeError(flag, f"{source}: there is no file {place}")
+    backend.split_cpu()
     with naming(flag, source):
         return workers.load_source(source)
 
 
 def make(flag: str, source: str, advice: str = "") -> Any:
-    """Returns the result of calling a class or function without arguments, or any other object.
+    """Returns the result of calling a class, function or partial, or any other object.
 
     Args:
       flag: name of the flag, for messages.
@@ -64,7 +65,7 @@ def make(flag: str, source: str, advice: str = "") -> Any:
       UserCodeError: the object cannot be loaded or called; see `load`.
     """
     found = load(flag, source)
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
+    if not (isinstance(found, type | functools.partial) or inspect.isroutine(found)):
         return found
     with naming(flag, source, advice):
         return found()

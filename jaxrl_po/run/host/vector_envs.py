@@ -5,7 +5,6 @@ action and returns the first observation of the next episode.
 """
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_po import backend
-from jaxrl_po.config import ConfigError, Json
+from jaxrl_po.config import ConfigError, Json, check_size
 from jaxrl_po.control.spaces import Spaces, is_discrete, is_image, read_spaces
 from jaxrl_po.run import errors
 from jaxrl_po.run.errors import RunError
@@ -206,24 +205,31 @@ def own_source(name: str, found: Any, env: Any, env_params: str = "") -> Source:
     Args:
       name: name of the environment, for messages.
       found: class or function that makes an environment; or an environment, which is copied.
-      env: one environment that `found` made.
+      env: environment that `found` made, which a further call must not return; or `found` itself.
       env_params: JSON object with arguments of the class or function, a time limit
         `max_episode_steps`, and `vectorization_mode` (sync or async); or empty.
 
     Raises:
       ConfigError: the environment cannot be made or copied, or its spaces are not supported.
     """
+    import gymnasium
     from gymnasium import vector, wrappers
 
     arguments = errors.json_object("env_params", env_params or "{}")
     limit = arguments.pop("max_episode_steps", None)
+    if limit is not None:
+        check_size("env_params", limit, part="max_episode_steps")
     kinds = {"sync": vector.SyncVectorEnv, "async": vector.AsyncVectorEnv}
     kind: Any = errors.lookup("env_params", str(arguments.pop("vectorization_mode", "sync")), kinds)
-    makes = isinstance(found, type) or inspect.isroutine(found)
+    copies = isinstance(found, gymnasium.Env)
+    if copies and arguments:
+        raise ConfigError(
+            "env_params", f"{name} is an object, which takes no {', '.join(arguments)}"
+        )
 
     def make(**further: Any) -> Any:
         with quiet():
-            made = found(**{**arguments, **further}) if makes else copy.deepcopy(env)
+            made = copy.deepcopy(found) if copies else found(**{**arguments, **further})
             if made is env:
                 raise ConfigError("env", f"{name} must make another environment in each call")
             return made if limit is None else wrappers.TimeLimit(made, limit)
@@ -265,7 +271,8 @@ def _gymnasium_source(name: str, arguments: Json, make_pool: Callable[[int], Any
                 f"{name} must reset in the step after an episode's end (AutoresetMode.NEXT_STEP)",
             )
         seen = one.single_observation_space
-        registered = one.spec and one.spec.max_episode_steps
+        spec = one.spec or one.get_attr("spec")[0]
+        registered = spec and spec.max_episode_steps
         limit = _limit(arguments.get("max_episode_steps", registered))
         acts = one.single_action_space
         spaces, play = _spaces(name, seen, acts), playable(acts)

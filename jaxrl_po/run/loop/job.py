@@ -15,7 +15,7 @@ from jaxrl_po.run.data.scoring import Scorer
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import parallel, processes
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.devices.seeds import STATE_AXES, select_seed
+from jaxrl_po.run.devices.seeds import STATE_AXES, map_stacked, select_seed
 from jaxrl_po.run.devices.sharding import LogicalAxes
 from jaxrl_po.run.store.exporters import Exporter
 from jaxrl_po.types import ActorCritic, CollectorState, Learner, Metrics, PyTree, Row, TrainState
@@ -67,7 +67,7 @@ class WarmStartProgram(NamedTuple):
     Attributes:
       settings: Settings of the warm start.
       begin: `start -> fit`, called before the first step; `start` is the argument of
-        `Learner.init`.
+        `Learner.init`. In a sweep, `fit` has only the S seeds of the first setting.
       advance: `(fit, done, given) -> fit`, see `warm_start.advance`; `given` is `TrainJob.given`.
       init: `((start, params)) -> state`, returns the training state that `Learner.init` makes from
         `start` if the warm start ends with the parameters `params`.
@@ -245,7 +245,7 @@ class TrainJob:
         that these arrays are not constants of the compiled program. None if `init` takes only keys.
       warm: Parts of `learner.init` if `init` contains a warm start; otherwise None.
       cheap_init: Whether `init` is compiled with little optimisation if the state is small. False
-        if `init` may contain a warm start, as in a sweep and in a user-defined learner.
+        if `init` may contain a warm start, as in a user-defined learner.
       layout: Placement of the run on devices.
       rebuild: `(num_microbatches) -> Learner`, returns the learner with `num_microbatches`
         microbatches, or None if that number does not divide the rows of a minibatch. `rebuild` is
@@ -352,7 +352,8 @@ def build_job(
         numbers or in `num_microbatches`; None if no such function is known.
       evaluation: Evaluation of one seed.
       given: Parameters and prompts that all seeds begin with, see `TrainJob.given`.
-      warm: Functions of the warm start of one seed, see `WarmStartProgram`.
+      warm: Functions of the warm start of one seed, see `WarmStartProgram`. The settings of a seed
+        share its warm start, which reads no numbers of the method.
       host: Environments of one seed on the host; None if the compiled program contains them.
       scorer: Reward that is computed on the host; None if the compiled program computes it.
       learned: Number of rows in a minibatch on one data device, and number of consecutive rows with
@@ -364,15 +365,16 @@ def build_job(
     training_key, evaluation_key = jax.random.split(jax.random.key(seed))
     shown = evaluation.examples and select_first_seed(evaluation.examples, evaluation_key)
     evaluation = evaluation._replace(key=evaluation_key, examples=None if methods else shown)
-    placement, warm = layout.placement, None if methods else warm
-    indices = list(range(placement.num_seeds // max(1, len(methods)))) * max(1, len(methods))
+    placement, times = layout.placement, max(1, len(methods))
+    alone = placement.of_seeds(placement.num_seeds // times)
+    indices = list(range(alone.num_seeds)) * times
     start: Any = 0 if given is None else (0, None)
     over = functools.partial(
         parallel.over_devices, placement=placement, axes=layout.axes, dtype=dtype
     )
     keys: PyTree = _fold_in(layout.replicated)(training_key, jnp.array(indices))
     if methods:
-        each = [config.as_arrays(x) for x in methods for _ in range(len(indices) // len(methods))]
+        each = [config.as_arrays(x) for x in methods for _ in range(alone.num_seeds)]
         keys = keys, jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
     def stacked(learner: Learner) -> Learner:
@@ -394,12 +396,12 @@ def build_job(
         assert learner_of is not None
         learner = with_settings(learner_of, alone=given is None)
     if warm is not None:
-        each_seed = functools.partial(parallel.each_seed, placement=placement, axes=layout.axes)
-        warm = warm._replace(
-            begin=each_seed(warm.begin, in_axes=(start,)),
-            advance=each_seed(warm.advance, in_axes=(0, None, None)),
-            init=over(learner._replace(init=warm.init), start=(start, 0)).init,
-        )
+        each_seed = functools.partial(parallel.each_seed, placement=alone, axes=layout.axes)
+        begin = each_seed(warm.begin, in_axes=(start,))
+        advance = each_seed(warm.advance, in_axes=(0, None, None))
+        init = over(learner._replace(init=warm.init), start=(start, 0)).init
+        warm = WarmStartProgram(warm.settings, begin, advance, init)
+        warm = share_warm_start(warm, start, times) if methods else warm
     return TrainJob(
         learner=stacked(learner),
         keys=keys,
@@ -409,13 +411,32 @@ def build_job(
         host=Host(None if host is None else host.open(seed, indices), scorer),
         given=given,
         warm=warm,
-        cheap_init=method is not None and not methods,
+        cheap_init=method is not None,
         layout=layout,
         rebuild=functools.partial(rebuild, *learned) if learned and not methods else None,
         display=display._replace(smaller_steps=smaller_steps(method)),
         digests=digests,
         output=Output({}),
     )
+
+
+def share_warm_start(warm: WarmStartProgram, axes: PyTree, times: int) -> WarmStartProgram:
+    """Returns the warm start of `times` settings that begin with the same fitted parameters.
+
+    Args:
+      warm: Warm start whose `begin` takes the first setting, and whose `init` takes all settings.
+      axes: Prefix tree of the argument of `Learner.init`: 0 if leaves lead with the seeds.
+      times: Number of settings.
+    """
+
+    def begin(start: PyTree) -> WarmStartState:
+        return warm.begin(map_stacked(axes, lambda x: x[: len(x) // times], start))
+
+    def init(pair: tuple[PyTree, PyTree]) -> TrainState:
+        start, params = pair
+        return warm.init((start, jax.tree.map(lambda x: jnp.concatenate([x] * times), params)))
+
+    return warm._replace(begin=begin, init=init)
 
 
 def select_first_seed(examples: Examples, key: jax.Array) -> Examples:

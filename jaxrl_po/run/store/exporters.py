@@ -41,9 +41,10 @@ class Exporter(Protocol):
     """Destination for the lines of metrics of a run.
 
     All calls come from one thread: `begin` before the first line, `write` for each line, `close`
-    at the end of the run, even if the run fails or is interrupted. With several processes, only
-    the first process exports. If a call raises or hangs, the failure is reported and the exporter
-    is not called again.
+    at the end of the run, even if the run fails or is interrupted. A resumed run calls `begin`
+    again, and after a kill repeats the lines that follow its last checkpoint. With several
+    processes, only the first process exports. If a call raises or hangs, the failure is reported
+    and the exporter is not called again.
     """
 
     def begin(self, title: str, settings: Mapping[str, Any], folder: Path | None) -> None:
@@ -66,8 +67,10 @@ def require_exporters(field: str, exporters: Sequence[Exporter]) -> None:
     """Raises ConfigError unless the value is a list of objects with the methods of `Exporter`."""
     listed = isinstance(exporters, list | tuple)
     if not listed or any(isinstance(x, type) or not isinstance(x, Exporter) for x in exporters):
+        given = exporters if listed else [exporters]
+        names = ", ".join(x.__name__ if isinstance(x, type) else type(x).__name__ for x in given)
         raise ConfigError(
-            field, f"must list objects with the methods begin, write and close, got {exporters!r}"
+            field, f"must list objects with the methods begin, write and close, got {names}"
         )
 
 

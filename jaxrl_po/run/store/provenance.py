@@ -172,7 +172,7 @@ def differences(now: Values, before: Values) -> list[str]:
 
 def note(changes: Sequence[str]) -> list[str]:
     """Returns the line that a resumed run prints about `differences`; empty if nothing changed."""
-    line = f"resumes in a changed environment, so the last digits may differ: {'; '.join(changes)}"
+    line = f"resumes under other circumstances, so numbers may differ: {'; '.join(changes)}"
     return [line] if changes else []
 
 

@@ -5,6 +5,7 @@ Statistical Precipice" (https://arxiv.org/abs/2108.13264): the interquartile mea
 bootstrap interval around it, the probability of improvement and performance profiles.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -125,6 +126,22 @@ def with_interval(scores: npt.ArrayLike) -> str:
     return "{:.4g} [{:.4g}, {:.4g}]".format(*map(float, ends))
 
 
+def difference_with_interval(x: npt.ArrayLike, y: npt.ArrayLike, *, replicates: int = 2000) -> str:
+    """Formats IQM(x) − IQM(y) of seeds `[S]`, `[S']` with its 95 % percentile bootstrap interval.
+
+    Example:
+      >>> difference_with_interval([5.0, 5.0, 5.0], [1.0, 1.0])
+      '4 [4, 4]'
+    """
+    generator, middles = np.random.default_rng(0), []
+    for scores in (np.asarray(x, np.float64), np.asarray(y, np.float64)):
+        draws = generator.integers(len(scores), size=(len(scores), replicates))
+        middles.append((interquartile_mean(scores), interquartile_mean(scores[draws])))
+    (ours, of_ours), (theirs, of_theirs) = middles
+    with np.errstate(invalid="ignore"):  # −∞ − −∞, if most seeds of both have no score
+        return "{:.4g} [{:.4g}, {:.4g}]".format(float(ours - theirs), *tails(of_ours - of_theirs))
+
+
 def tails(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Returns the ends of a 95 % interval of the numbers in `estimates`; NaN without numbers."""
     known = estimates[~np.isnan(estimates)]
@@ -185,14 +202,15 @@ def improvement_interval(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, flo
 def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int = 20_000) -> float:
     """Computes the two-sided p-value of a permutation test of P(X > Y) + ½ P(X = Y) = ½.
 
-    The p-value is the share of random exchanges of scores between X and Y after which the
-    probability of improvement is at least as far from ½; the original assignment of the scores
-    counts as one exchange.
+    The p-value is the share of the exchanges of scores between X and Y after which the probability
+    of improvement is at least as far from ½. If there are more than `permutations` exchanges, as
+    from nine scores on each side, random ones stand for all, and the original assignment counts as
+    one of them.
 
     Args:
       x: `[S]`, scores of X; NaN is ignored.
       y: `[S']`, scores of Y.
-      permutations: Number of random exchanges; equal scores always draw the same exchanges.
+      permutations: Largest number of exchanges; equal scores always draw the same exchanges.
 
     Returns:
       The p-value in (0, 1]; NaN if X or Y has no score.
@@ -208,22 +226,24 @@ def improvement_p_value(x: npt.ArrayLike, y: npt.ArrayLike, *, permutations: int
     pooled = np.concatenate([ours, theirs])
     wins = (pooled[:, None] > pooled) + 0.5 * (pooled[:, None] == pooled)
     ranks = wins.sum(axis=1)  # rank of each score among all scores
-    everywhere = np.broadcast_to(ranks, (permutations, ranks.size))
-    drawn = np.random.default_rng(0).permuted(everywhere, axis=1)[:, : ours.size].sum(axis=1)
+    exact = math.comb(ranks.size, ours.size) <= permutations
+    if exact:
+        exchanged = np.array(list(itertools.combinations(ranks, ours.size)))
+    else:
+        everywhere = np.broadcast_to(ranks, (permutations, ranks.size))
+        exchanged = np.random.default_rng(0).permuted(everywhere, axis=1)[:, : ours.size]
     centre = ours.size * ranks.mean()
-    far = np.abs(drawn - centre) >= np.abs(ranks[: ours.size].sum() - centre) - 1e-9
-    return float((1 + far.sum()) / (1 + permutations))
+    observed = np.abs(ranks[: ours.size].sum() - centre)
+    far = np.abs(exchanged.sum(axis=1) - centre) >= observed - 1e-9
+    return float(far.mean() if exact else (1 + far.sum()) / (1 + permutations))
 
 
-def format_comparison(
-    labels: Sequence[str], scores: Sequence[npt.NDArray[np.float64]], comparable: Sequence[bool]
-) -> str:
+def format_comparison(labels: Sequence[str], scores: Sequence[npt.NDArray[np.float64]]) -> str:
     """Returns a line per run (score, comparison with the first run), then comparisons in words.
 
     Args:
       labels: Names of the runs.
       scores: Scores of the seeds of each run, `[S]`.
-      comparable: Whether each run is compared with the first.
     """
     width = max(map(len, labels))
     line = f"{{:{width}}} {{:>8}} {{:>10}} {{:>30}} {{:>10}} {{:>24}} {{:>8}}".format
@@ -231,7 +251,7 @@ def format_comparison(
     lines, sentences = [line("", "seeds", "mean", *head)], list[str]()
     for i, (label, mine) in enumerate(zip(labels, scores, strict=True)):
         better = p_value = ""
-        if i and comparable[i]:
+        if i:
             low, high = improvement_interval(mine, scores[0])
             probability = float(probability_of_improvement(mine, scores[0]))
             better = f"{probability:.2f} [{low:.2f}, {high:.2f}]"

@@ -1,0 +1,92 @@
+"""Tests `run.Experiment`: keywords, settings and files of an experiment in Python."""
+
+import dataclasses
+import json
+
+import pytest
+import shapes
+
+from jaxrl_po import run
+from jaxrl_po.cli import launch
+from jaxrl_po.config import ConfigError
+from jaxrl_po.run.experiment import flags
+from jaxrl_po.run.experiment.experiment import DOMAINS
+
+SMALL = {"network.width": 8, "problem.num_envs": 4, "problem.num_steps": 8}
+
+
+def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
+    shapes.trace_only(monkeypatch)
+    experiment = run.Experiment(
+        env="CartPole-v1",
+        algorithm="ppo",
+        seeds=2,
+        total_steps=64,
+        out=tmp_path / "python",
+        over={**SMALL, "config.num_minibatches": 2},
+    )
+    trained = run.train(experiment)
+    flags = [f"--{name}={value}" for name, value in experiment.settings.items() if name != "out"]
+    assert launch.control([*flags, f"--out={tmp_path / 'command'}"]) == 0
+    kept, made = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("python", "command")
+    )
+    assert kept | {"out": ""} == made | {"out": ""}
+    assert kept["seeds"] == 2
+    assert kept["problem.num_steps"] == 8
+    assert [row["iteration"] for row in trained.rows] == [0, 1, 2]
+    longer = run.resume(tmp_path / "python", total_steps=96)
+    assert [row["iteration"] for row in longer.rows] == [0, 1, 2, 3]
+    assert longer.folder == tmp_path / "python"
+    with pytest.raises(
+        ConfigError, match=r"^seeds: must be 2, as in the run in .* got 3; leave it"
+    ):
+        run.resume(tmp_path / "python", seeds=3)
+    with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
+        run.train(experiment, log_every=3)
+
+
+def test_experiment_is_data_of_its_command():
+    experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
+    assert experiment.script == "language"
+    assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
+    assert run.Experiment(algorithm="trpo").script == "control"
+    assert experiment == run.Experiment(
+        over={"task.num_digits": 1}, algorithm="grpo", task="addition"
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment.script = "control"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
+        ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
+        ({"seeds": 2.5}, r"^seeds: must be an integer, got 2.5"),
+        ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
+        (
+            {"over": {"config.lr": 1.0}},
+            r"^config.lr: is not a setting; did you mean config.learning_",
+        ),
+        ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
+    ],
+)
+def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
+    with pytest.raises(ConfigError, match=message):
+        run.Experiment(**keywords)
+
+
+def test_experiment_keywords_are_flags_of_its_command():
+    for name, domain in DOMAINS.items():
+        for field in flags.settable(domain.OPTIONS):
+            if name == "control" and field.name == "demonstrations":
+                continue  # this field has an effect only with sft
+            default = field.default
+            word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
+            given = word | {field.name: default}
+            if field.name in ("resume", "out"):  # without a folder the call raises an error
+                continue
+            settings = run.Experiment(**given).settings
+            assert settings[field.name] == default
+            assert run.Experiment(**given).script == name
