@@ -4,10 +4,12 @@ As in `test_coefficients`, each test takes one step of gradient descent.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from one_step import (
+    IN_GROUPS,
     assert_same,
     change,
     gradient,
@@ -23,8 +25,9 @@ from one_step import (
 )
 from probes import tabular_problem
 
-from jaxrl_po.algorithms import kl_cov
+from jaxrl_po.algorithms import group_policy, kl_cov
 from jaxrl_po.config import as_arrays
+from jaxrl_po.types import Samples
 
 
 @number("temperature_positive temperature_negative", "sapo")
@@ -106,6 +109,24 @@ def test_tokens_of_largest_covariance_are_held_back(algorithm):
         weight = weights(algorithm) * (k.ratio * advantage - pull)
         moved = change(algorithm, share=share, penalty=penalty).policy
         assert_same(moved, gradient(algorithm, weight))
+
+
+def test_kl_cov_penalizes_selected_tokens_of_all_devices(monkeypatch):
+    made = {}
+    monkeypatch.setattr(group_policy, "make", lambda *_, **given: made.update(given))
+    kl_cov.make(kl_cov.Config(share=0.25, penalty=2.0, axis_name="data"), IN_GROUPS)
+    log_prob, advantage = jnp.array([[[-1.0, -2.0]], [[-3.0, -9.0]]]), jnp.zeros((2, 1, 2))
+
+    def selected(log_prob, advantage):
+        samples = Samples(None, None, log_prob, advantage, jnp.ones((1, 2), bool))
+        return made["select"](samples)
+
+    chosen = jax.vmap(selected, axis_name="data")(log_prob, advantage.at[1, 0, 1].set(-4.0))
+    assert chosen.tolist() == [[[False, False]], [[False, True]]]
+    columns = {"penalized": jnp.array([True, False, True])}
+    samples = Samples(None, None, jnp.zeros(3), jnp.ones(3), jnp.ones(3, bool), columns=columns)
+    elements, _ = made["surrogate"](jnp.log(jnp.array([1.5, 1.5, 1.0])), samples)
+    np.testing.assert_allclose(elements, [2 * np.log(1.5) - 1.5, -1.5, -1.0], rtol=1e-6)
 
 
 def test_rounding_of_the_sampler_is_not_penalised():
