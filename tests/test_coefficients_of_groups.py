@@ -4,10 +4,12 @@ As in `test_coefficients`, each test takes one step of gradient descent.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from one_step import (
+    IN_GROUPS,
     assert_same,
     change,
     gradient,
@@ -23,8 +25,9 @@ from one_step import (
 )
 from probes import tabular_problem
 
-from jaxrl_po.algorithms import kl_cov
+from jaxrl_po.algorithms import group_policy, kl_cov
 from jaxrl_po.config import as_arrays
+from jaxrl_po.types import Samples
 
 
 @number("temperature_positive temperature_negative", "sapo")
@@ -55,6 +58,22 @@ def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
         moved = change(algorithm, epsilon_low=low, epsilon_high=high).policy
         assert_same(moved, gradient(algorithm, weight))
     assert kept[0] < kept[1] < kept[2]
+
+
+@pytest.mark.parametrize("algorithm", ["gmpo", "cispo"])
+def test_clip_fractions_are_shares_of_tokens(algorithm):
+    """GMPO clips log-ratios on the side that the sign of A allows; CISPO clips every ratio."""
+    k = known(algorithm)
+    advantage, x = in_group(k, k.score), k.now - k.old
+    low, high = {
+        "gmpo": ((advantage < 0) & (x < -0.05), (advantage > 0) & (x > 0.1)),
+        "cispo": (k.ratio < 0.95, k.ratio > 1.1),
+    }[algorithm]
+    _, metrics, _ = outcome(algorithm, epsilon_low=0.05, epsilon_high=0.1)
+    for side, outside in (("low", low), ("high", high)):
+        share = (k.mask * outside).sum() / k.mask.sum()
+        assert 0.0 < share < 0.5
+        np.testing.assert_allclose(metrics[f"clip_fraction_{side}"], share, rtol=1e-5)
 
 
 @number("delta_low delta_high max_ratio", "dppo")
@@ -90,6 +109,24 @@ def test_tokens_of_largest_covariance_are_held_back(algorithm):
         weight = weights(algorithm) * (k.ratio * advantage - pull)
         moved = change(algorithm, share=share, penalty=penalty).policy
         assert_same(moved, gradient(algorithm, weight))
+
+
+def test_kl_cov_penalizes_selected_tokens_of_all_devices(monkeypatch):
+    made = {}
+    monkeypatch.setattr(group_policy, "make", lambda *_, **given: made.update(given))
+    kl_cov.make(kl_cov.Config(share=0.25, penalty=2.0, axis_name="data"), IN_GROUPS)
+    log_prob, advantage = jnp.array([[[-1.0, -2.0]], [[-3.0, -9.0]]]), jnp.zeros((2, 1, 2))
+
+    def selected(log_prob, advantage):
+        samples = Samples(None, None, log_prob, advantage, jnp.ones((1, 2), bool))
+        return made["select"](samples)
+
+    chosen = jax.vmap(selected, axis_name="data")(log_prob, advantage.at[1, 0, 1].set(-4.0))
+    assert chosen.tolist() == [[[False, False]], [[False, True]]]
+    columns = {"penalized": jnp.array([True, False, True])}
+    samples = Samples(None, None, jnp.zeros(3), jnp.ones(3), jnp.ones(3, bool), columns=columns)
+    elements, _ = made["surrogate"](jnp.log(jnp.array([1.5, 1.5, 1.0])), samples)
+    np.testing.assert_allclose(elements, [2 * np.log(1.5) - 1.5, -1.5, -1.0], rtol=1e-6)
 
 
 def test_rounding_of_the_sampler_is_not_penalised():

@@ -12,8 +12,10 @@ from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanRew
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
+from jaxrl_po.backend import here
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
+from jaxrl_po.control.statistics import Statistics
 from jaxrl_po.control.unroll import episodes
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.types import CollectorState
@@ -197,6 +199,48 @@ def test_normalizer_is_exact():
     x = statistics.normalize(jnp.array([[3.0, 1e9]]))
     assert abs(float(x[0, 0])) < 1.0
     assert float(x[0, 1]) == 10.0
+
+
+def test_normalized_values_are_divided_by_the_std():
+    known = normalizer.Normalizer(jnp.int32(9), jnp.array([1.0, 2.0]), jnp.array([4.0, 0.25]))
+    found = known.normalize(jnp.array([[3.0, 2.5], [-1.0, 0.0]]))
+    np.testing.assert_allclose(found, np.array([[2, 0.5], [-2, -2]]) / [2.0001, 0.5001], rtol=1e-6)
+
+
+def test_masked_vectors_do_not_count():
+    x, mask = jnp.array([[1.0], [jnp.nan], [9.0]]), jnp.array([True, False, True])
+    found = normalizer.merge_batch(normalizer.empty((1,)), x, mask)
+    assert [field.tolist() for field in found] == [2, [5.0], [16.0]]
+
+
+def test_std_is_one_only_before_data():
+    nothing = normalizer.empty((2,))
+    assert nothing.std().tolist() == [1.0, 1.0]
+    assert normalizer.merge_batch(nothing, jnp.array([[2.0, 7.0]])).std().tolist() == [0.0, 0.0]
+
+
+def test_statistics_are_merged_over_devices():
+    """The observations of the second device have another mean."""
+    alone = Statistics(True, scale_rewards=True, discount=0.9, target=here())
+    rng = np.random.default_rng(0)
+    shift = np.array([0.0, 0.0, 9.0, 9.0])[:, None]
+    reward = jnp.asarray(rng.normal(shift, size=(4, 3)), jnp.float32)
+    observation = jnp.asarray(rng.normal(shift[..., None], size=(4, 3, 2)), jnp.float32)
+    data = observation, reward, rng.random((4, 3)) < 0.3
+    before = alone.init(jax.ShapeDtypeStruct((2,), jnp.float32), 4)
+    want, scaled = alone.update(before, *data)
+
+    parts = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), (before.sharded, *data))
+    after, parts_scaled = jax.vmap(
+        lambda sharded, *data: alone._replace(axis_name="data").update(
+            before._replace(sharded=sharded), *data
+        ),
+        axis_name="data",
+    )(*parts)
+    np.testing.assert_allclose(parts_scaled.reshape(4, 3), scaled, rtol=1e-5)
+    for device in range(2):
+        of_device = jax.tree.map(lambda x, d=device: x[d], after.replicated)
+        chex.assert_trees_all_close(of_device, want.replicated, rtol=1e-5)
 
 
 def test_reward_scale_is_std_of_rolling_return():

@@ -287,6 +287,18 @@ def test_several_choices_are_the_product_of_their_distributions():
     np.testing.assert_allclose(pairs, jax.nn.softmax(joint(logits).logits[0]), atol=0.04)
 
 
+def test_several_choices_have_any_batch_axes():
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
+    batch, rows = (
+        [MultiCategorical(x.reshape(*axes, 5), (2, 3)) for x in logits] for axes in ((3, 4), (12,))
+    )
+    action = jnp.arange(24).reshape(12, 2) % 2
+    found = batch[0].log_prob(action.reshape(3, 4, 2)), batch[0].entropy(), batch[0].kl(batch[1])
+    wanted = rows[0].log_prob(action), rows[0].entropy(), rows[0].kl(rows[1])
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y.reshape(3, 4), rtol=1e-6)
+
+
 def test_an_illegal_action_has_probability_zero_everywhere():
     legal = jnp.array([[True, False, True], [False, True, True]])
     policy, other = (distributions.allow(categorical(p), legal) for p in (PROBS, OTHER))

@@ -1,5 +1,6 @@
 """Compares Fisher products with dense matrices, and tests the complete update of a trust region."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -284,3 +285,72 @@ def test_whole_update_equals_that_of_dense_matrix(devices, num_microbatches, str
             )
             np.testing.assert_allclose(got, want, atol=2e-3 * np.abs(want).max())
         np.testing.assert_allclose(metrics["step_size"].value()[0], np.linalg.norm(want), rtol=1e-3)
+
+
+def update_of_rows(**options):
+    """Builds an update on `ROWS` that takes two iterations of conjugate gradients."""
+    return natural_updates.trust_region_update(
+        lambda distribution, rows: losses.token_mean(
+            -distribution.log_prob(rows.action) * rows.advantage, rows.mask
+        ),
+        lambda params, rows: categorical(params, rows.observation),
+        **{"max_kl": 0.01, "damping": 0.1, "iterations": 2, "search": trust_region.full_step},
+        **options,
+    )
+
+
+def test_residual_is_relative_to_the_gradient():
+    update = jax.jit(update_of_rows())
+
+    def residual(scale):
+        rows = ROWS._replace(advantage=scale * ROWS.advantage)
+        return float(update(PARAMS, rows)[1]["residual"].metric())
+
+    assert 0.0 < residual(1.0) < 1.0
+    assert residual(1e-2) == pytest.approx(residual(1.0), rel=1e-2)
+    assert residual(0.0) == 0.0
+
+
+@pytest.mark.parametrize(("stride", "calls"), [(1, 0), (2, 1), (3, 1)])
+def test_a_stride_reads_subsets_of_rows(stride, calls):
+    seen = []
+
+    def of_some(params, rows):
+        seen.append(rows.mask.shape)
+        return categorical(params, rows.observation)
+
+    update = update_of_rows(of_some=of_some, fisher_stride=stride)
+    jax.eval_shape(update, PARAMS, ROWS)
+    assert seen == [(-(-16 // stride),)] * calls
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Distribution that reads its logits in an order of integers."""
+
+    logits: jax.Array
+    order: jax.Array
+
+    def kl(self, other):
+        mine, its = (Categorical(x.logits[x.order]) for x in (self, other))
+        return mine.kl(its)
+
+
+def test_distributions_may_have_integer_leaves():
+    order = jnp.arange(16)[::-1]
+
+    def chosen(params):
+        return Chosen(categorical(params).logits, order)
+
+    got = trust_region.fisher(chosen, PARAMS, UNEVEN[::-1])(VECTOR)
+    chex.assert_trees_all_close(got, trust_region.fisher(categorical, PARAMS, UNEVEN)(VECTOR))
+
+
+def test_a_stride_selects_rows_of_several_slots():
+    """Every third of eight rows, in two parts: rows 0 and 3, then row 6 and an empty place."""
+    number = jnp.broadcast_to(jnp.arange(8).reshape(2, 4, 1), (2, 4, 5))
+    rows = Samples(None, number, number, number, number >= 0)
+    subset, mask = natural_updates.every(3, rows, None)
+    assert subset.action[..., 0].tolist() == [[0, 3], [6, 7]]
+    np.testing.assert_array_equal(mask, np.repeat([[[True], [True]], [[True], [False]]], 5, 2))

@@ -1,6 +1,7 @@
 """Tests better estimates of a group's mean and std: by hand, and through the switches of GRPO."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -241,3 +242,11 @@ def test_finite_set_batch_names_its_prompts():
     assert all(len(prompts) == 1 for prompts in texts.values())
     assert len(texts) > 1
     assert float(batch.metrics["dead_groups"].count) == 6.0
+
+
+def test_moments_over_devices_are_of_all_outcomes():
+    """The outcomes 1, 3 of one device and 6, 6 of the other have mean 4 and variance 18 / 4."""
+    outcome, stratum = jnp.array([[1.0, 3.0], [6.0, 6.0]]), jnp.zeros((2, 2), jnp.int32)
+    update = functools.partial(update_moments, empty_moments(1), decay=0.5, axis_name="data")
+    found = jax.vmap(update, axis_name="data")(outcome, stratum)
+    np.testing.assert_allclose(found, np.tile([[[4.0]], [[4.0]], [[4.5]]], (1, 2, 1)), rtol=1e-6)

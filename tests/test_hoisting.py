@@ -109,6 +109,17 @@ def test_large_values_stay_in_the_loop(size, hoisted):
     same(hoisting.scan(body, 1.0, KEYS), jax.lax.scan(body, 1.0, KEYS))
 
 
+@pytest.mark.parametrize(("dtype", "hoisted"), [("float32", True), ("float16", False)])
+def test_memory_is_counted_in_bytes(dtype, hoisted):
+    """Eight random numbers of four bytes exceed four times two numbers of two bytes."""
+
+    def body(carry, key):
+        number = (jax.random.normal(key, (8,)) * carry).sum()
+        return carry + number, jnp.stack([carry, carry]).astype(dtype)
+
+    assert (hashes_in_loops(lambda keys: hoisting.scan(body, 1.0, keys), KEYS) == 0) == hoisted
+
+
 def test_effects_keep_their_order():
     seen = []
 

@@ -105,6 +105,13 @@ def test_many_rows_and_accelerators_keep_the_parameters():
     assert compiled_for(None, gpu) is gpu
 
 
+def test_few_rows_are_up_to_their_bound():
+    cpu, gpu = Target("cpu", devices=1, cores=2), Target("gpu", devices=1, cores=2)
+    rows = [1, kernels.FEW, kernels.FEW + 1]
+    assert [kernels.few(n, cpu) for n in rows] == [True, True, False]
+    assert not kernels.few(1, gpu)
+
+
 def test_few_actions_are_drawn_as_jax_draws_them():
     key = jax.random.key(3)
     logits = jax.random.normal(key, (40, 3)).at[:, 2].set(-jnp.inf)

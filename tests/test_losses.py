@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_po import learner, losses, masked
+from jaxrl_po import learner, losses, masked, token_weights
 from jaxrl_po.types import Batch
 
 EPSILONS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
@@ -71,6 +71,26 @@ def test_cispo_by_hand(advantage, ratio, weight):
     np.testing.assert_allclose(
         got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5
     )
+
+
+# The loss is −w · A · log π with δ_low = .1, δ_high = .2, c = 5. The columns are A, π, μ, w.
+@pytest.mark.parametrize(
+    ("advantage", "prob", "sampler", "weight"),
+    [
+        (1.0, 0.6, 0.5, 1.2),
+        (2.0, 0.6, 0.3, 0.0),  # the probability rose by more than δ_high
+        (1.0, 0.2, 0.5, 0.4),
+        (-1.0, 0.4, 0.45, 8 / 9),
+        (-2.0, 0.4, 0.55, 0.0),  # the probability fell by more than δ_low
+        (-1.0, 0.6, 0.3, 2.0),
+        (1.0, 0.1, 0.01, 5.0),  # the ratio 10 is truncated to c
+    ],
+)
+def test_dppo_by_hand(advantage, prob, sampler, weight):
+    bounds = {"delta_low": 0.1, "delta_high": 0.2, "max_ratio": 5.0}
+    got = jax.value_and_grad(losses.dppo)(jnp.log(prob), jnp.log(sampler), advantage, **bounds)
+    wanted = -weight * advantage * np.log(prob), -weight * advantage
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
 def test_sequence_log_ratio_by_hand():
@@ -342,3 +362,16 @@ def test_losses_are_finite_under_any_mask(elements):
     assert not np.any(np.asarray(gradient)[~mask])
     if not mask.any():
         assert float(value) == 0.0
+
+
+def test_weights_include_their_bounds_and_have_no_gradient():
+    x = jnp.log(jnp.array([0.5, 0.9, 0.1]))
+    assert token_weights.masked_weight(x, x, 1.0, 2.0).tolist() == [1.0] * 3
+    assert token_weights.masked_weight(x, x, 0.5, 1.0).tolist() == [1.0] * 3
+    kept = token_weights.off_policy_mask(x[None], x[None], -jnp.ones((1, 3)), MASK[:1], 0.0)
+    assert kept.all()
+    for weight in (
+        lambda y: token_weights.truncated_weight(y, 0.5 * x, 2.0),
+        lambda y: token_weights.masked_weight(y, 0.5 * x, 0.5, 5.0),
+    ):
+        np.testing.assert_array_equal(jax.grad(lambda y, f=weight: f(y).sum())(x), jnp.zeros(3))

@@ -231,3 +231,10 @@ def test_sums_differ_among_the_members_that_there_are(values, valid, differ):
     x = jnp.array(values)
     sums = compensated.Sums(x, jnp.zeros(3), jnp.abs(x), jnp.full(3, 2))
     assert bool(compensated.sums_differ(sums, 2, jnp.array(valid))) == differ
+
+
+def test_single_terms_differ_by_their_last_bit():
+    sums = compensated.sums_to_go(jnp.array([[1.0, 0.0], [0.0, 1.0 + 2.0**-23]]))
+    differ = compensated.sums_differ(jax.tree.map(lambda x: x[:, 0], sums), 2)
+    assert bool(differ)
+    assert not bool(compensated.sums_differ(jax.tree.map(lambda x: x[:1, 0], sums), 2))

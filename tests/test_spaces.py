@@ -19,7 +19,7 @@ from jaxrl_po.cli import launch, sweep
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import networks
 from jaxrl_po.control.normalizer import Normalizer
-from jaxrl_po.control.spaces import read_spaces
+from jaxrl_po.control.spaces import box_actions, read_spaces
 from jaxrl_po.control.statistics import OBSERVATION_STATISTICS, Statistics, normalize
 from jaxrl_po.distributions import MultiCategorical, TanhGaussian
 from jaxrl_po.run.host import vector_envs
@@ -70,6 +70,26 @@ def test_spaces_of_gymnasium_may_be_nested():
     assert seen["pair"][1].dtype == jnp.float32
     assert spaces.choices == (2, 3)
     assert spaces.action == jax.ShapeDtypeStruct((2,), jnp.int32)
+
+
+def test_observation_without_a_part_is_refused():
+    pair = gymnasium.spaces.Tuple([gymnasium.spaces.Box(0.0, 1.0, (2,))] * 2)
+    observe = read_spaces("pair", pair, gymnasium.spaces.Discrete(2)).observe
+    with pytest.raises(ValueError, match="shorter"):
+        observe((np.zeros(2),))
+
+
+def test_flags_are_observed_as_numbers():
+    flags = read_spaces("flags", gymnasium.spaces.MultiBinary(3), gymnasium.spaces.Discrete(2))
+    assert flags.observe(np.array([1, 0, 1])).tolist() == [1.0, 0.0, 1.0]
+
+
+def test_bounds_of_a_matrix_of_actions_are_paired():
+    """Each lower bound is below the upper bound of its own component alone."""
+    bounds = [[5.0, 0.0], [3.0, 1.0]], [[6.0, 1.0], [4.0, 2.0]]
+    actions = box_actions("matrix", *bounds, (2, 2))
+    np.testing.assert_allclose(actions.to_action(jnp.zeros(4)), [[5.5, 0.5], [3.5, 1.5]])
+    np.testing.assert_allclose(actions.to_action(jnp.full(4, 0.5)), [[5.75, 0.75], [3.75, 1.75]])
 
 
 SLOW = (reinforce, a2c, ppo_penalty, npg, trpo)

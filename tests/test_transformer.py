@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_po.language import Transformer
-from jaxrl_po.language.rope import rotate, turns
+from jaxrl_po.language.rope import Rope, frequencies, rotate, turns
 
 VOCABULARY, LENGTH = 7, 6
 PAD = jnp.array([0, 2, 1])
@@ -265,3 +265,12 @@ def test_remat_keeps_less_and_changes_nothing_else():
     )
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=1e-4), got, want)
     assert kept(again) < 0.5 * kept(model)
+
+
+def test_stretched_frequencies_by_hand():
+    """A context of 1885 tokens is 300, 30, 3 and .3 wavelengths of the four frequencies."""
+    plain = np.array([1.0, 0.1, 0.01, 0.001])
+    np.testing.assert_allclose(frequencies(8), plain)
+    np.testing.assert_allclose(frequencies(8, Rope(factor=8.0)), plain / 8)
+    stretched = frequencies(8, Rope(factor=8.0, context=1885))
+    np.testing.assert_allclose(stretched / plain, [1.0, 1.0, 2 / 3 + 1 / 24, 1 / 8], rtol=1e-4)
