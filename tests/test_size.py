@@ -6,8 +6,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_153,
-    "run layer code": 11_276,
+    "library code": 25_154,
+    "run layer code": 11_277,
     "run layer files": 78,
     "run layer import pairs": 359,
     "folders of run/ in import cycles": 0,
@@ -23,8 +23,8 @@ LIMITS = {
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_496,
-    "test code": 38_044,
+    "docs words (studies aside)": 27_499,
+    "test code": 38_284,
 }
 
 
