@@ -6,8 +6,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_154,
-    "run layer code": 11_277,
+    "library code": 25_155,
+    "run layer code": 11_278,
     "run layer files": 78,
     "run layer import pairs": 359,
     "folders of run/ in import cycles": 0,

@@ -128,7 +128,8 @@ def state(
             )
     stored = folder.read_settings(Path(run), flag)
     code = stored.get("resolved", {}).get(sources.DIGESTS, {})
-    if changes := provenance.differences(sources.digests(values), code):
+    read = sources.digests({**values, "reward": ""})  # only training calls the reward
+    if changes := provenance.differences(read, code):
         print(f"note: {run} was made with other code: {'; '.join(changes)}", file=sys.stderr)
     parallel.device_count()
     try:
