@@ -6,8 +6,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_155,
-    "run layer code": 11_278,
+    "library code": 25_158,
+    "run layer code": 11_281,
     "run layer files": 78,
     "run layer import pairs": 359,
     "folders of run/ in import cycles": 0,
@@ -24,7 +24,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_499,
-    "test code": 38_284,
+    "test code": 38_289,
 }
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -119,13 +119,9 @@ def hide_gloo() -> None:
     os.close(sink)
 
     def forward() -> None:
-        hidden = False
         with open(source, "rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                # A number or an empty line is a piece only after a line with words of Gloo.
-                hidden = bool(GLOO.fullmatch(line) and (hidden or re.search(rb"[a-z]", line)))
-                if not hidden:
-                    raw.write(line)
+            for line in without_gloo(lines):
+                raw.write(line)
 
     thread = threading.Thread(target=forward, daemon=True)
     thread.start()
@@ -135,6 +131,15 @@ def hide_gloo() -> None:
         thread.join(1.0)
 
     atexit.register(restore)
+
+
+def without_gloo(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Drops Gloo's lines; a number or an empty line is Gloo's only after a line with its words."""
+    hidden = False
+    for line in lines:
+        hidden = bool(GLOO.fullmatch(line) and (hidden or re.search(rb"[a-z]", line)))
+        if not hidden:
+            yield line
 
 
 def is_multi_process() -> bool:
