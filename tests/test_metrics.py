@@ -196,6 +196,11 @@ def test_permutation_p_value_is_exact_to_its_draws(shift, seeds):
     assert math.isnan(statistics.improvement_p_value([np.nan], [1.0]))
 
 
+def test_difference_has_an_interval_of_both():
+    assert statistics.difference_with_interval([5.0] * 3, [1.0] * 2) == "4 [4, 4]"
+    assert statistics.difference_with_interval([1.0], [-np.inf]) == "inf [inf, inf]"
+
+
 def test_performance_profile_never_counts_a_missing_score():
     np.testing.assert_array_equal(
         statistics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0]

@@ -193,8 +193,8 @@ def test_lines_of_others_pass_where_gloo_is_hidden():
 def test_lines_of_gloo_end_at_other_lines():
     gloo = [b"[Gloo] Rank 0 is connected to 1 \n", b"7\n", b"\n", b" peer ranks.\n"]
     others = [b"mine\n", b"42\n", b"the end"]
-    assert list(processes.without_gloo([others[0], *gloo, *others])) == [others[0], *others]
-    assert list(processes.without_gloo([*others[1:], *gloo])) == others[1:]
+    assert list(processes.drop_gloo([others[0], *gloo, *others])) == [others[0], *others]
+    assert list(processes.drop_gloo([*others[1:], *gloo])) == others[1:]
 
 
 def test_what_a_process_needs_is_told(pair):

@@ -26,7 +26,7 @@ class Acting:
     Args:
       problem: Control problem that the policy was trained on; None, or a problem without `spaces`,
         if the environment is unknown: `act` and `step` then raise ConfigError.
-      state: Training state, of which `select` selects one seed.
+      state: Training state of one seed, or of all seeds if `select` is given.
       select: `(state) -> TrainState`, called once, when needed; None if the state has one seed.
       name: Name of the environment, for messages.
       settings: Settings of the run, which `save` writes.

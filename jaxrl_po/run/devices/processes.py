@@ -120,7 +120,7 @@ def hide_gloo() -> None:
 
     def forward() -> None:
         with open(source, "rb") as lines, contextlib.suppress(OSError):
-            for line in without_gloo(lines):
+            for line in drop_gloo(lines):
                 raw.write(line)
 
     thread = threading.Thread(target=forward, daemon=True)
@@ -133,7 +133,7 @@ def hide_gloo() -> None:
     atexit.register(restore)
 
 
-def without_gloo(lines: Iterable[bytes]) -> Iterator[bytes]:
+def drop_gloo(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Drops Gloo's lines; a number or an empty line is Gloo's only after a line with its words."""
     hidden = False
     for line in lines:

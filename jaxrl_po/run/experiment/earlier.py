@@ -113,7 +113,7 @@ def state(
     Raises:
       ConfigError: The run lacks the checkpoint; the checkpoint is from another version of the
         library; a file of the user is gone; or the base model, or the prompts at a new path, differ
-        from those of the run.
+        from the run's.
     """
     no_loss: Json = dict.fromkeys(sources.LOSS, "")  # only training needs the parts of the loss
     options = dataclasses.replace(config.run, **no_loss)

@@ -165,7 +165,7 @@ class RunOptions:
 
     @property
     def shards_params(self) -> bool:
-        """Whether parameters are sharded over the devices of the data axis."""
+        """Returns whether parameters are sharded over the devices of the data axis."""
         return False
 
 

@@ -267,7 +267,7 @@ def prepare_learner(
 def steps_of(learner: Learner, given: int | None, stored: Values) -> tuple[int, str]:
     """Returns the steps of one iteration and the plural name of a step.
 
-    Steps that are not given are those of the resumed run, or of the learner's problem.
+    By default they are the resumed run's, or else the problem's.
     """
     problem = learner.problem
     known = 1 if problem is None else problem.steps

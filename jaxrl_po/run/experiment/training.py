@@ -56,9 +56,9 @@ class Trained(NamedTuple):
     rows: list[Row]
     folder: Path | None
     interrupted: bool
-    stopped: str = ""
-    act: Any = None
-    save: Any = None
+    stopped: str
+    act: Callable[..., jax.Array]
+    save: Callable[[str | Path], None]
 
 
 Trained.__repr__ = short_repr  # type: ignore[method-assign]

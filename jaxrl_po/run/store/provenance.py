@@ -234,7 +234,7 @@ def require_same_process(now: Values, before: Values, out: str) -> None:
       out: value of `--out`.
 
     Raises:
-      ConfigError: machine, versions or code differ from those of the run; the message names every
+      ConfigError: machine, versions or code differ from the run's; the message names every
         difference.
     """
     relevant = {name: value for name, value in now.items() if name != "revision"}
