@@ -22,10 +22,11 @@ from jaxrl_po.run.experiment import control, earlier, flags, language, models
 from jaxrl_po.run.experiment.control_config import ControlConfig
 from jaxrl_po.run.experiment.experiment import DOMAINS, with_names
 from jaxrl_po.run.experiment.language_config import LanguageConfig
+from jaxrl_po.run.experiment.search_space import BEST
 from jaxrl_po.run.loop.job import Evaluation, Layout, Length, build_job
 from jaxrl_po.run.store import sources
 from jaxrl_po.run.store.checkpoint import CheckpointError
-from jaxrl_po.run.store.folder import read_settings
+from jaxrl_po.run.store.folder import CONFIG, read_settings
 from jaxrl_po.types import ActorCritic, Learner, TrainState, short_repr
 
 
@@ -150,7 +151,8 @@ def load(
     """Returns the policy of one seed of a run.
 
     Args:
-      folder: Folder of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`.
+      folder: Folder of a run of `run.train`, `jaxrl-po control` or `jaxrl-po language`; or of a
+        sweep with `exploit_every`, whose best member is loaded.
       checkpoint: "best" (the highest mean score over seeds, the later of equals), which is the
         latest checkpoint if the run has no score; or "latest". The result's `iteration` tells which
         checkpoint was read.
@@ -173,6 +175,8 @@ def load(
     for name in own.keys() - {*sources.FLAGS, *sources.PATHS}:
         known = ", ".join(("checkpoint", "seed_index", "learner", *sources.FLAGS, *sources.PATHS))
         raise ConfigError(name, f"is not an argument of load: {known}")
+    if learner is None and (Path(folder) / BEST / CONFIG).exists():  # a population
+        folder = Path(folder) / BEST
     if learner is not None:
         return _of_learner(learner, str(folder), checkpoint, seed_index)
     domain, config = earlier.read_any(DOMAINS.values(), "folder", str(folder), with_names(own))

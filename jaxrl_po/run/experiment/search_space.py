@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Setting, Values
+from jaxrl_po.config import (
+    COUNT,
+    NON_NEGATIVE,
+    ConfigError,
+    Json,
+    NoEffectError,
+    Setting,
+    Values,
+)
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, settings
 from jaxrl_po.run.experiment.control_config import ControlOptions
@@ -22,6 +30,8 @@ Combination = dict[str, str]
 DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 TIE = "@"  # begins a value that is the value of another searched flag
+TRAINING, EVALUATION = "training", "evaluation"  # scores that rank a population
+BEST = "best"  # folder with the run of the best member of a population
 
 
 @config.record
@@ -46,6 +56,19 @@ class Search:
         unit="seeds",
         within=NON_NEGATIVE,
         resume="any",
+    )
+    exploit_every: int = common_option(
+        0,
+        "population-based training: after so many iterations the lowest fifth of the draws, by "
+        "score, continues from the highest, with drawn numbers times 0.8 or 1.2; 0 to disable",
+        unit="iterations",
+        within=NON_NEGATIVE,
+    )
+    exploit_by: str = common_option(
+        TRAINING,
+        "score that ranks a population: the training score since the last exploit, or the "
+        "evaluation",
+        choices=(TRAINING, EVALUATION),
     )
 
 
@@ -190,6 +213,14 @@ def refuse(options: Sweep, spec: SweepSpec) -> None:
             "must be left out without a distribution, e.g. "
             f"config.learning_rate=log_uniform(1e-5,1e-2), got {options.draws}",
         )
+    if options.exploit_every and options.draws < 2:
+        raise ConfigError("draws", f"must be at least 2 with exploit_every, got {options.draws}")
+    if options.exploit_every and options.confirm:
+        raise ConfigError(
+            "confirm", "must be 0 with exploit_every: settings of the best member change"
+        )
+    if options.exploit_by != TRAINING and not options.exploit_every:
+        raise NoEffectError("exploit_by", "exploit_every = 0")
     if options.confirm and not (spec.swept or spec.drawn):
         raise ConfigError("confirm", f"must be 0 without a searched flag, got {options.confirm}")
     if not options.total_steps:
@@ -235,7 +266,7 @@ def split_flags(
 
 
 def combinations(
-    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False
+    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False, repeats: bool = False
 ) -> list[Combination]:
     """Returns the distinct combinations of the values of the grid with the draws, without ties.
 
@@ -244,6 +275,7 @@ def combinations(
       draws: Number of joint draws of all flags that have a distribution.
       seed: Seed of the draws.
       rounded: Whether draws have four digits and equal draws repeat, as in folders without `EXACT`.
+      repeats: Whether equal combinations repeat, as members of a population do.
 
     Raises:
       ConfigError: The bounds of a distribution are invalid, or a tie names no other searched flag.
@@ -266,7 +298,11 @@ def combinations(
     if columns:
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     every = [untied(each | row) for each in grid for row in rows]
-    return every if rounded else list({tuple(each.items()): each for each in every}.values())
+    return (
+        every
+        if rounded or repeats
+        else list({tuple(each.items()): each for each in every}.values())
+    )
 
 
 def untied(combination: Combination) -> Combination:
@@ -287,22 +323,30 @@ def draw_values(
     name: str, written: str, count: int, generator: np.random.Generator, *, rounded: bool = False
 ) -> list[str]:
     """Draws values from `uniform(a,b)`, `log_uniform(a,b)` with 0 < a < b, or `choice(a,b,…)`."""
-    found = DRAW.fullmatch(written)
-    assert found is not None
-    kind, values = found[1], found[2].split(",")
+    kind, values = parse_draw(name, written)
     if kind == "choice":
         return [values[i] for i in generator.integers(len(values), size=count)]
-    try:
-        low, high = map(float, values)
-        if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
-            raise ValueError
-    except ValueError:
-        positive = "0 < " * (kind == "log_uniform")
-        raise ConfigError(
-            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
-        ) from None
+    low, high = map(float, values)
     if kind == "uniform":
         drawn = generator.uniform(low, high, count)
     else:
         drawn = np.exp(generator.uniform(np.log(low), np.log(high), count))
     return [f"{value:.4g}" if rounded else repr(float(value)) for value in drawn]
+
+
+def parse_draw(name: str, written: str) -> tuple[str, list[str]]:
+    """Returns the kind of a distribution and its arguments; raises ConfigError for wrong bounds."""
+    found = DRAW.fullmatch(written)
+    assert found is not None
+    kind, values = found[1], found[2].split(",")
+    try:
+        if kind != "choice":
+            low, high = map(float, values)
+            if not (0 < high - low < np.inf and (low > 0 or kind == "uniform")):
+                raise ValueError
+    except ValueError:
+        positive = "0 < " * (kind == "log_uniform")
+        raise ConfigError(
+            name, f"must be {kind}(low,high) with finite {positive}low < high, got {written}"
+        ) from None
+    return kind, values

@@ -21,10 +21,11 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.run.experiment import flags, search_space, settings, user_code
+from jaxrl_po.run.experiment import flags, populations, search_space, settings, user_code
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.options import TUNED, RunConfig, RunOptions
-from jaxrl_po.run.experiment.search_space import RECORDS, TIE, Sweep, SweepSpec
+from jaxrl_po.run.experiment.populations import Plan
+from jaxrl_po.run.experiment.search_space import BEST, RECORDS, TIE, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -47,7 +48,8 @@ class SweepResult(NamedTuple):
     """Results of a sweep.
 
     Attributes:
-      rows: Results of each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`.
+      rows: Results of each combination, best first: `flags`, `steps` `[E]` and `scores` `[S, E]`;
+        with `exploit_every`, `flags` at the start and `lineage`, see `populations.History`.
       best: Values of the best combination by flag name, for all flags that were set or tuned.
       folder: Folder with `sweep.json`, the lines of all runs in `programs/*/metrics.jsonl` and,
         after the end of the sweep, `table.txt`, `sweep.csv` and `sweep.png`.
@@ -85,7 +87,8 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
       experiment: experiment with the folder `out` and the number of seeds of each combination.
       over: list of values, or distribution of `draws` values or tie such as `@config.gamma` as a
         text, by flag with a dot.
-      options: `evaluations`, `draws`, `confirm`, and keywords of `Experiment`.
+      options: `evaluations`, `draws`, `confirm`, `exploit_every`, `exploit_by`, and keywords of
+        `Experiment`.
 
     Returns:
       The results, with `table()`, the best settings and the folder.
@@ -118,7 +121,8 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.FlagText(",".join(map(errors.spell, each)))
     swept = run_sweep(domain, given)
-    print(f"best: {errors.spell_all(swept.best)}; see {swept.folder / 'sweep.png'}")
+    picture = "curves.png" if "lineage" in swept.rows[0] else "sweep.png"
+    print(f"best: {errors.spell_all(swept.best)}; see {swept.folder / picture}")
     return swept
 
 
@@ -148,18 +152,22 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     search_space.refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
+    repeats = bool(options.exploit_every)
+    found = search_space.combinations(
+        spec, options.draws, options.seed, rounded=rounded, repeats=repeats
+    )
     groups = group(domain, spec, found)
+    plan = populations.plan(domain, spec, found[0]) if repeats else None
     if spec.tuned:
         print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     with flags.locating(sections):
-        score = check_groups(domain, groups, options)
+        score = check_groups(domain, groups, options, plan)
         if options.confirm:
             fresh = on_fresh_seeds(spec, options)
-            check_groups(domain, group(domain, fresh, [{}]), sweep_options(domain, fresh))
+            check_groups(domain, group(domain, fresh, [{}]), sweep_options(domain, fresh), None)
     with (
         flags.locating(sections),
         folder.claim(options.out, overwrite=options.overwrite) as out,
@@ -179,8 +187,8 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         rows = done(out / "sweep.json", sections) if options.resume else []
         confirmed = list[Json]()
         try:
-            train_groups(rows, groups, options, out, domain, leave_early=leave_early)
-            write_results(rows, spec, out, f"final {metrics.axis(score)}")
+            train_groups(rows, groups, options, out, domain, plan=plan, leave_early=leave_early)
+            write_results(rows, spec, out, score)
             if options.confirm:
                 place = out / PROGRAMS / CONFIRM / str(options.confirm)
                 confirmed = done(place / "sweep.json", sections)
@@ -217,6 +225,7 @@ def train_groups(
     out: Path,
     domain: Domain[Any],
     *,
+    plan: Plan | None = None,
     leave_early: bool,
 ) -> None:
     """Trains the programs with a combination that `rows` lacks.
@@ -227,6 +236,7 @@ def train_groups(
       options: Options of the sweep.
       out: Folder with `sweep.json`, which is written after each program.
       domain: Domain of the experiments.
+      plan: Population that the combinations are; None for a sweep without exploits.
       leave_early: Whether a signal ends the process.
 
     Raises:
@@ -237,13 +247,14 @@ def train_groups(
             continue
         title = f"program {number} of {len(groups)}"
         place = out / PROGRAMS / str(number)
-        of_group = [one for _, one in each], options, place, title, domain
+        of_group = [one for _, one in each], options, place, title, domain, plan
         result, interrupted = (
             signals.in_thread(run_group, *of_group) if leave_early else run_group(*of_group)
         )
+        by_combination = {x: result.pop(x) for x in ("scores", "lineage") if x in result}
         rows += [
-            {"flags": combination, **result, "scores": scores}
-            for (combination, _), scores in zip(each, result["scores"], strict=True)
+            {"flags": combination, **result, **{x: y[i] for x, y in by_combination.items()}}
+            for i, (combination, _) in enumerate(each)
         ]
         rows.sort(key=lambda row: -final_scores(row["scores"]).mean())
         if interrupted:
@@ -259,14 +270,24 @@ def train_groups(
         )
 
 
-def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) -> None:
-    """Writes `table.txt`, `sweep.csv` and `sweep.png`, which leaves out tied flags."""
+def write_results(rows: list[Json], spec: SweepSpec, out: Path, score: str) -> None:
+    """Writes `table.txt`, `sweep.csv` and a picture.
+
+    The picture is `curves.png` of a population, or else `sweep.png`, which leaves out tied flags.
+    """
     (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
     table = SweepResult(rows, {}, out).table()
     with (out / "sweep.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]))
         writer.writeheader()
         writer.writerows({name: errors.spell(x) for name, x in row.items()} for row in table)
+    if "lineage" in rows[0]:
+        members = sorted(rows, key=lambda row: row["lineage"]["member"])
+        best = np.concatenate([final_scores(row["scores"]) for row in members]).argmax()
+        panels = populations.panels(members, int(best), metrics.axis(score))
+        with plotting.report_failure(out / "curves.png"):
+            plotting.save_population(panels, out / "curves.png")
+        return
     tied = {name for name, (first, *more) in spec.swept.items() if first[:1] == TIE and not more}
     scores = [
         (
@@ -276,7 +297,7 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) ->
         for row in rows
     ]
     with plotting.report_failure(out / "sweep.png"):
-        plotting.save_sweep(scores, y_label, out / "sweep.png")
+        plotting.save_sweep(scores, f"final {metrics.axis(score)}", out / "sweep.png")
 
 
 def compare_with_default(rows: Sequence[Json]) -> str:
@@ -298,34 +319,42 @@ def group(domain: Domain[Any], spec: SweepSpec, combinations: Sequence[Values]) 
 
 
 def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags.Sections) -> Json:
-    """Returns set and tuned flags of the best combination, the first row; empty without rows."""
+    """Returns set and tuned flags of the best combination or member; empty without rows."""
     if not rows:
         return {}
-    first = spec.settings(domain, rows[0]["flags"])
-    config = settings.settle(domain, first, domain.open_world(first.config))
-    settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
+    fields, run = settings.fields_of(sections), Path(spec.flags["out"]) / BEST
+    if (run / folder.CONFIG).exists():
+        settled = folder.read_settings(run)
+    else:
+        first = spec.settings(domain, rows[0]["flags"])
+        config = settings.settle(domain, first, domain.open_world(first.config))
+        settled = flags.flatten(config.sections())
     names = dict.fromkeys([*spec.tuned, *spec.flags, *spec.swept, *spec.drawn])
     varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
     return {name: settled[name] for name in varying}
 
 
-def check_groups(domain: Domain[Any], groups: Groups, options: RunOptions) -> str:
+def check_groups(domain: Domain[Any], groups: Groups, options: Sweep, plan: Plan | None) -> str:
     """Returns the name of the score; raises the error of the first invalid program."""
     for group in groups:
-        job = build_group(domain, [one for _, one in group], options)
+        job = build_group(domain, [one for _, one in group], options, plan)
         if job.host.scorer is not None:
             raise ConfigError("reward", "must be computed in the program of a sweep")
     return job.evaluation.score
 
 
-def build_group(domain: Domain[Any], group: Group, options: RunOptions) -> TrainJob:
+def build_group(domain: Domain[Any], group: Group, options: Sweep, plan: Plan | None) -> TrainJob:
     """Builds the job of the combinations that share one program; reads a pretrained model once."""
     placement = place_runs(options, len(group))
     if placement.cuts_params:
         raise ConfigError("mesh", f"must have no model axis in a sweep, got {options.mesh}")
     world = domain.open_world(group[0].config)
     configs = [settings.settle(domain, each, world) for each in group]
-    return domain.build(configs[0], placement, world, [config.method for config in configs])
+    job = domain.build(configs[0], placement, world, [config.method for config in configs])
+    if plan is None:
+        return job
+    populations.require_population(job, options)
+    return populations.with_exploits(job, options, plan.space)
 
 
 def place_runs(options: RunOptions, combinations: int) -> Placement:
@@ -335,38 +364,53 @@ def place_runs(options: RunOptions, combinations: int) -> Placement:
 
 
 def run_group(
-    group: Group, options: Sweep, out: Path, title: str, domain: Domain[Any]
+    group: Group,
+    options: Sweep,
+    out: Path,
+    title: str,
+    domain: Domain[Any],
+    plan: Plan | None,
 ) -> tuple[Json, bool]:
     """Trains the combinations that share one program, each combination over all seeds.
 
     Returns:
-      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds` and
-      `compile_seconds`; and whether a signal arrived.
+      `steps` `[E]` and `scores` `[C, S, E]` (C combinations, S seeds, E evaluations), `seconds`,
+      `compile_seconds` and, by combination, the entry `lineage` of a population; and whether a
+      signal arrived.
     """
-    job = build_group(domain, group, options)
-    rows, interrupted = train_group(job, options.evaluations, out, title)
-    scores = curves(rows)[job.evaluation.score]
+    job = build_group(domain, group, options, plan)
+    rows, outcome = train_group(job, options, out, title)
+    name, lineage = job.evaluation.score, Json()
+    scores = curves(rows)[name].reshape(len(group), options.seeds, -1)
+    if plan is not None:
+        history = populations.read_history(out / runner.METRICS, options.seeds, name)
+        scores, lineage = history.scores, {"lineage": history.lineages()}
+        if not outcome.interrupted:
+            final = final_scores(scores.reshape(job.num_seeds, -1))
+            populations.save_best(domain, plan, job, outcome.state, history, int(final.argmax()))
     return {
         "steps": [row["step"] for row in rows],
-        "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
+        "scores": scores.tolist(),
         "seconds": sum(row["time/seconds"] for row in rows),
         "compile_seconds": rows[-1]["time/compile_seconds"],
-    }, interrupted
+        **lineage,
+    }, outcome.interrupted
 
 
-def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple[list[Row], bool]:
+def train_group(
+    job: TrainJob, options: Sweep, out: Path, title: str
+) -> tuple[list[Row], runner.Outcome]:
     """Trains C settings of a method on S seeds each; continues a run that the folder holds.
 
     Args:
       job: Job of C·S runs, seeds innermost; the seeds of each setting have the same random numbers.
-      evaluations: Maximal number of evaluations of each run, evenly spaced as far as lines consist
-        of whole iterations.
+      options: Options of the sweep, with the maximal number of evaluations of each run, evenly
+        spaced as far as lines consist of whole iterations.
       out: Folder of the runs of the program.
       title: Title of the program, for display.
 
     Returns:
-      The lines of evaluations after training started, lists `[C·S]`; and whether a signal arrived,
-      see `runner.Outcome`.
+      The lines of evaluations after training started, lists `[C·S]`; and the outcome.
 
     Raises:
       KeyboardInterrupt: A signal arrived before the first line with an evaluation.
@@ -374,10 +418,11 @@ def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple
     """
     out.mkdir(parents=True, exist_ok=True)
     iterations, score = job.length.iterations, job.evaluation.score
-    every = -(-iterations // evaluations)
+    every = -(-iterations // options.evaluations)
+    line = options.exploit_every or every  # a line has one parent
     job = dataclasses.replace(
         job,
-        length=Length(iterations, job.length.steps_per_iteration, every),
+        length=Length(iterations, job.length.steps_per_iteration, line, -(-every // line)),
         # In a sweep, a step size that diverges or learns nothing is a result, not an error.
         patience=Patience(iterations + 1, iterations + 1),
     )
@@ -388,7 +433,7 @@ def train_group(job: TrainJob, evaluations: int, out: Path, title: str) -> tuple
     rows = [row for row in rows if row["iteration"] and score in row]
     if outcome.interrupted and not rows:
         raise KeyboardInterrupt
-    return rows, outcome.interrupted
+    return rows, outcome
 
 
 def curves(rows: Sequence[Row]) -> dict[str, npt.NDArray[np.float64]]:

@@ -238,6 +238,42 @@ def save_sweep(rows: SweptRows, y_label: str, path: Path) -> None:
         write_figure(figure, path)
 
 
+class Lines(NamedTuple):
+    """Curves of a quantity of all members of a population.
+
+    Attributes:
+      label: label of the y axis.
+      steps: steps `[X]`.
+      values: values `[N, X]` of the members.
+      best: values `[X]` of the best member and its ancestors.
+    """
+
+    label: str
+    steps: Sequence[float]
+    values: npt.NDArray[np.float64]
+    best: npt.NDArray[np.float64]
+
+
+def save_population(panels: Sequence[Lines], path: Path) -> None:
+    """Writes a figure with a set of axes for each quantity of a population."""
+    with style():
+        figure = Figure(figsize=(4.4 * len(panels), 3.8), layout="constrained", dpi=150)
+        for axes, panel in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            alpha = min(0.5, 6 / len(panel.values))
+            axes.plot(panel.steps, panel.values.T, color=COLOURS[0], alpha=alpha, linewidth=0.8)
+            axes.plot(panel.steps, panel.best, color=COLOURS[1], linewidth=2.2)
+            axes.set(xlabel="steps", ylabel=panel.label)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            finite = panel.values[np.isfinite(panel.values)]
+            if finite.size:
+                _scale(axes, "y", finite)
+        what = "thin: members; thick: the best member and its ancestors"
+        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
+        write_figure(figure, path)
+
+
 def _is_grid(rows: Sequence[Any], *numbers: Sequence[tuple[float, str]]) -> bool:
     whole = len(rows) == math.prod(map(len, numbers)) and min(map(len, numbers)) >= 4
     return whole and all(math.isfinite(each[-1][0]) for each in numbers)
@@ -290,7 +326,7 @@ def _draw_dots(axes: Axes, rows: SweptRows, numbers: Iterable[str]) -> tuple[Any
 
 def _scale(axes: Axes, which: str, numbers: Sequence[float] | npt.NDArray[np.float64]) -> None:
     """Makes the axis `x` or `y` logarithmic if its numbers are positive and span a decade."""
-    if min(numbers) > 0.0 and max(numbers) > 10.0 * min(numbers):
+    if np.min(numbers) > 0.0 and np.max(numbers) > 10.0 * np.min(numbers):
         axes.set(**{f"{which}scale": "log"})
         getattr(axes, f"{which}axis").set_major_formatter("{x:g}")
         getattr(axes, f"{which}axis").set_minor_formatter("")
