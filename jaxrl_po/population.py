@@ -27,12 +27,10 @@ class Space(NamedTuple):
     Attributes:
       bounds: lowest and highest value of each setting that is multiplied by a factor, by name.
       choices: values of each setting that is drawn again, by name.
-      ties: name of the setting that each other setting equals, by name of the other setting.
     """
 
     bounds: Mapping[str, tuple[float, float]]
     choices: Mapping[str, Sequence[float]] = {}
-    ties: Mapping[str, str] = {}
 
 
 def select_parents(score: jax.Array, key: jax.Array) -> jax.Array:
@@ -71,7 +69,7 @@ def perturb(settings: Settings, space: Space, key: jax.Array) -> dict[str, jax.A
 
     Args:
       settings: values `[N]` by name.
-      space: bounds, choices and ties of the settings; other settings do not change.
+      space: bounds and choices of the settings; other settings do not change.
       key: PRNG key, consumed.
     """
     names = sorted([*space.bounds, *space.choices])
@@ -84,7 +82,7 @@ def perturb(settings: Settings, space: Space, key: jax.Array) -> dict[str, jax.A
         else:
             choices = jnp.array(space.choices[name], value.dtype)
             after[name] = jax.random.choice(own, choices, value.shape)
-    return after | {name: after[other] for name, other in space.ties.items()}
+    return after
 
 
 def exploit(

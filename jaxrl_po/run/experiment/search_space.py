@@ -9,15 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_po import config
-from jaxrl_po.config import (
-    COUNT,
-    NON_NEGATIVE,
-    ConfigError,
-    Json,
-    NoEffectError,
-    Setting,
-    Values,
-)
+from jaxrl_po.config import COUNT, NON_NEGATIVE, ConfigError, Json, Setting, Values
 from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, settings
 from jaxrl_po.run.experiment.control_config import ControlOptions
@@ -69,6 +61,7 @@ class Search:
         "score that ranks a population: the training score since the last exploit, or the "
         "evaluation",
         choices=(TRAINING, EVALUATION),
+        when=("exploit_every", COUNT),
     )
 
 
@@ -219,8 +212,6 @@ def refuse(options: Sweep, spec: SweepSpec) -> None:
         raise ConfigError(
             "confirm", "must be 0 with exploit_every: settings of the best member change"
         )
-    if options.exploit_by != TRAINING and not options.exploit_every:
-        raise NoEffectError("exploit_by", "exploit_every = 0")
     if options.confirm and not (spec.swept or spec.drawn):
         raise ConfigError("confirm", f"must be 0 without a searched flag, got {options.confirm}")
     if not options.total_steps:
@@ -266,16 +257,17 @@ def split_flags(
 
 
 def combinations(
-    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False, repeats: bool = False
+    spec: SweepSpec, draws: int, seed: int, *, rounded: bool = False
 ) -> list[Combination]:
     """Returns the distinct combinations of the values of the grid with the draws, without ties.
+
+    Equal combinations repeat as members of a population.
 
     Args:
       spec: Sweep with the grid and the distributions.
       draws: Number of joint draws of all flags that have a distribution.
       seed: Seed of the draws.
       rounded: Whether draws have four digits and equal draws repeat, as in folders without `EXACT`.
-      repeats: Whether equal combinations repeat, as members of a population do.
 
     Raises:
       ConfigError: The bounds of a distribution are invalid, or a tie names no other searched flag.
@@ -298,11 +290,9 @@ def combinations(
     if columns:
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     every = [untied(each | row) for each in grid for row in rows]
-    return (
-        every
-        if rounded or repeats
-        else list({tuple(each.items()): each for each in every}.values())
-    )
+    if rounded or spec.flags.get("exploit_every"):
+        return every
+    return list({tuple(each.items()): each for each in every}.values())
 
 
 def untied(combination: Combination) -> Combination:

@@ -152,12 +152,9 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     search_space.refuse(options, spec)
     keep_programs(options.compilation_cache)
     rounded = bool(stored) and not stored.get(EXACT)
-    repeats = bool(options.exploit_every)
-    found = search_space.combinations(
-        spec, options.draws, options.seed, rounded=rounded, repeats=repeats
-    )
+    found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
     groups = group(domain, spec, found)
-    plan = populations.plan(domain, spec, found[0]) if repeats else None
+    plan = populations.plan(domain, spec, found[0]) if options.exploit_every else None
     if spec.tuned:
         print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
@@ -188,7 +185,7 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
         confirmed = list[Json]()
         try:
             train_groups(rows, groups, options, out, domain, plan=plan, leave_early=leave_early)
-            write_results(rows, spec, out, score)
+            write_results(rows, spec, out, f"final {metrics.axis(score)}")
             if options.confirm:
                 place = out / PROGRAMS / CONFIRM / str(options.confirm)
                 confirmed = done(place / "sweep.json", sections)
@@ -270,10 +267,10 @@ def train_groups(
         )
 
 
-def write_results(rows: list[Json], spec: SweepSpec, out: Path, score: str) -> None:
-    """Writes `table.txt`, `sweep.csv` and a picture.
+def write_results(rows: list[Json], spec: SweepSpec, out: Path, y_label: str) -> None:
+    """Writes `table.txt`, `sweep.csv` and, unless the combinations are a population, `sweep.png`.
 
-    The picture is `curves.png` of a population, or else `sweep.png`, which leaves out tied flags.
+    The picture leaves out tied flags.
     """
     (out / "table.txt").write_text(format_table(rows), encoding="utf-8")
     table = SweepResult(rows, {}, out).table()
@@ -282,11 +279,6 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, score: str) -> N
         writer.writeheader()
         writer.writerows({name: errors.spell(x) for name, x in row.items()} for row in table)
     if "lineage" in rows[0]:
-        members = sorted(rows, key=lambda row: row["lineage"]["member"])
-        best = np.concatenate([final_scores(row["scores"]) for row in members]).argmax()
-        panels = populations.panels(members, int(best), metrics.axis(score))
-        with plotting.report_failure(out / "curves.png"):
-            plotting.save_population(panels, out / "curves.png")
         return
     tied = {name for name, (first, *more) in spec.swept.items() if first[:1] == TIE and not more}
     scores = [
@@ -297,7 +289,7 @@ def write_results(rows: list[Json], spec: SweepSpec, out: Path, score: str) -> N
         for row in rows
     ]
     with plotting.report_failure(out / "sweep.png"):
-        plotting.save_sweep(scores, f"final {metrics.axis(score)}", out / "sweep.png")
+        plotting.save_sweep(scores, y_label, out / "sweep.png")
 
 
 def compare_with_default(rows: Sequence[Json]) -> str:
@@ -353,7 +345,6 @@ def build_group(domain: Domain[Any], group: Group, options: Sweep, plan: Plan | 
     job = domain.build(configs[0], placement, world, [config.method for config in configs])
     if plan is None:
         return job
-    populations.require_population(job, options)
     return populations.with_exploits(job, options, plan.space)
 
 
@@ -381,16 +372,16 @@ def run_group(
     job = build_group(domain, group, options, plan)
     rows, outcome = train_group(job, options, out, title)
     name, lineage = job.evaluation.score, Json()
-    scores = curves(rows)[name].reshape(len(group), options.seeds, -1)
+    scores = curves(rows)[name]
     if plan is not None:
-        history = populations.read_history(out / runner.METRICS, options.seeds, name)
-        scores, lineage = history.scores, {"lineage": history.lineages()}
+        history = populations.read_history(out / runner.METRICS, name, plan.space)
+        scores, lineage = history.scores, {"lineage": history.lineages(options.seeds)}
         if not outcome.interrupted:
-            final = final_scores(scores.reshape(job.num_seeds, -1))
-            populations.save_best(domain, plan, job, outcome.state, history, int(final.argmax()))
+            index = int(final_scores(scores).argmax())
+            populations.save_best(domain, plan, job, outcome.state, history, index)
     return {
         "steps": [row["step"] for row in rows],
-        "scores": scores.tolist(),
+        "scores": scores.reshape(len(group), options.seeds, -1).tolist(),
         "seconds": sum(row["time/seconds"] for row in rows),
         "compile_seconds": rows[-1]["time/compile_seconds"],
         **lineage,

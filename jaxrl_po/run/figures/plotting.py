@@ -91,6 +91,7 @@ class Panel(NamedTuple):
       y_label: label of the y axis, with the unit.
       target: level of the y axis to mark; None to mark no level.
       seeds: whether to draw each seed faintly behind the mean.
+      log: whether the y axis is logarithmic, if its values span a decade.
     """
 
     rows: Sequence[Row]
@@ -100,6 +101,7 @@ class Panel(NamedTuple):
     y_label: str
     target: float | None = None
     seeds: bool = True
+    log: bool = False
 
 
 def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
@@ -125,6 +127,8 @@ def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
         named += axes.plot(step, centre, dashes, color=colour, linewidth=2.2, label=series.label)
         axes.plot(step[-1], centre[-1], "o", color=colour, markersize=5, clip_on=False)
         drawn.add(len(values))
+        if panel.log and np.isfinite(values).any():
+            _scale(axes, "y", values[np.isfinite(values)])
     if panel.target is not None:
         level = axes.axhline(panel.target, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)))
         level.set_label(f"target {panel.target:g}")
@@ -234,42 +238,6 @@ def save_sweep(rows: SweptRows, y_label: str, path: Path) -> None:
             axes.set_xlabel(name)
         columns[0].set_ylabel(y_label)
         what = "dot: mean of a combination; line: its seeds"
-        figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
-        write_figure(figure, path)
-
-
-class Lines(NamedTuple):
-    """Curves of a quantity of all members of a population.
-
-    Attributes:
-      label: label of the y axis.
-      steps: steps `[X]`.
-      values: values `[N, X]` of the members.
-      best: values `[X]` of the best member and its ancestors.
-    """
-
-    label: str
-    steps: Sequence[float]
-    values: npt.NDArray[np.float64]
-    best: npt.NDArray[np.float64]
-
-
-def save_population(panels: Sequence[Lines], path: Path) -> None:
-    """Writes a figure with a set of axes for each quantity of a population."""
-    with style():
-        figure = Figure(figsize=(4.4 * len(panels), 3.8), layout="constrained", dpi=150)
-        for axes, panel in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-        ):
-            alpha = min(0.5, 6 / len(panel.values))
-            axes.plot(panel.steps, panel.values.T, color=COLOURS[0], alpha=alpha, linewidth=0.8)
-            axes.plot(panel.steps, panel.best, color=COLOURS[1], linewidth=2.2)
-            axes.set(xlabel="steps", ylabel=panel.label)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-            finite = panel.values[np.isfinite(panel.values)]
-            if finite.size:
-                _scale(axes, "y", finite)
-        what = "thin: members; thick: the best member and its ancestors"
         figure.suptitle(what, x=0.01, ha="left", fontsize="medium")
         write_figure(figure, path)
 
