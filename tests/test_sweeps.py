@@ -23,7 +23,7 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.errors import RunError, UsageError
-from jaxrl_po.run.experiment import control, language, models, settings, sweeping
+from jaxrl_po.run.experiment import control, language, models, search_space, settings, sweeping
 from jaxrl_po.run.experiment import flags as flags_lib
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop.job import Display, Evaluation, Layout, Length, build_job
@@ -345,7 +345,8 @@ def test_runs_train_from_evaluation_to_evaluation(tmp_path):
         ),
         display=Display(),
     )
-    rows, _ = sweeping.train_group(job, 3, tmp_path / "run", "walks")
+    options = search_space.ControlSweep(evaluations=3)
+    rows, _ = sweeping.train_group(job, options, tmp_path / "run", "walks")
     curves = sweeping.curves(rows)
     assert [row["step"] for row in rows] == [30, 60, 70]
     strides = np.repeat(np.arange(4), 2)
