@@ -142,6 +142,7 @@ def test_each_target_has_its_kernel_except_natural_steps():
     batch = jax.eval_shape(made.collect, *shapes, jax.random.key(0))[1]
     traced = str(jax.make_jaxpr(made.apply)(shapes[0], batch.inputs))
     assert traced.count("pallas_call") == 1
+    assert "f32[4,2,128,8]" in traced  # rows of six columns are padded to 128, not further
     with jax.default_matmul_precision("highest"):
         assert not problem(TPU).log_prob_matches_sampler
     half = Transformer(7, dtype=jnp.dtype("bfloat16"), fused_attention=True)

@@ -14,10 +14,14 @@ from jaxrl_po.algorithms import a2c, distillation, grpo, ppo, ppo_penalty, reinf
 
 
 def test_decay_counts_iterations():
-    assert optimizers.decay(jnp.int32(7), 0) == 1.0
+    assert optimizers.decay(jnp.int32(7), 0) == optimizers.cosine_decay(jnp.int32(7), 0) == 1.0
     np.testing.assert_allclose(
         [optimizers.decay(jnp.int32(t), 10) for t in (0, 5, 10, 20)], [1.0, 0.5, 0.0, 0.0]
     )
+
+
+def shapes_of_state(optimizer, params):
+    return [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(optimizer.init, params))]
 
 
 def test_flat_adam_equals_leafwise_adam():
@@ -31,20 +35,17 @@ def test_flat_adam_equals_leafwise_adam():
 
     got = updated(flat)
     large = optimizers.adam(0.1, max_grad_norm=0.5, flat_up_to=9)  # the problem has ten parameters
-    assert [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(flat.init, params))] == [
-        (),
-        (10,),
-        (10,),
-    ]
-    assert [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(large.init, params))] == [
-        (),
-        (2, 3),
-        (4,),
-        (2, 3),
-        (4,),
-    ]
+    assert shapes_of_state(flat, params) == [(), (10,), (10,)]
+    assert shapes_of_state(large, params) == [(), (2, 3), (4,), (2, 3), (4,)]
     chex.assert_trees_all_close(got, updated(large), rtol=1e-6)
     chex.assert_trees_all_close(got, updated(leafwise), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("more", "arrays"), [(0, 3), (1, 5)])
+def test_state_is_one_vector_up_to_limit(more, arrays):
+    """Stored runs have this layout: a count and two moments, vectors up to 2²⁰ parameters."""
+    params = [jax.ShapeDtypeStruct((2**19 + n,), jnp.float32) for n in (0, more)]
+    assert len(shapes_of_state(optimizers.adam(0.1, max_grad_norm=0.5), params)) == arrays
 
 
 MANY = {"num_epochs": 2, "num_minibatches": 2}

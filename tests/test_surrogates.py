@@ -125,8 +125,8 @@ ONE_CORE_EACH = Target("cpu", devices=2, cores=2)
 
 @pytest.fixture
 def slots(monkeypatch):
-    """Returns the slots of a row in each update that is built, on devices of one core with a small
-    cache."""
+    """Returns the slots of a row in each update that is built, on devices of one core, whose cache
+    holds 50 slots: 128 are computed in two parts."""
     seen, update = [], updates.gradient_update
 
     def recorded(*args, slots, **options):
@@ -135,7 +135,7 @@ def slots(monkeypatch):
         return update(*args, slots=slots, **options)
 
     monkeypatch.setattr(updates, "gradient_update", recorded)
-    monkeypatch.setattr(minibatches, "AT_A_TIME", 8)
+    monkeypatch.setattr(minibatches, "AT_A_TIME", 50)
     return seen
 
 
