@@ -27,6 +27,7 @@ LAYERS = (
             "natural_updates",
             "learner",
             "dynamic_sampling",
+            "population",
         )
     },
     {"control", "language"},  # problems

@@ -54,7 +54,7 @@ def walk(method):
 
     def step(state):
         policy = state.params.policy + method.stride * method.sign
-        value = jnp.sin(1000.0 * (policy[0] + method.stride) + 7.0 * state.step)
+        value = jnp.sin(777.7 * (policy[0] + method.stride) + 7.0 * state.step)
         params = state.params._replace(policy=policy)
         metrics = {"episode_return": Mean(value * method.stride, method.stride)}
         return state._replace(params=params, step=state.step + 1), metrics
@@ -153,7 +153,7 @@ def test_exploit_copies_all_but_key_and_frozen(raw):
     kept = (own == then).all(axis=1)
     assert kept.tolist() == [True, False, True, True, True]
     assert not (then[1] == own).all(axis=1).any()
-    assert set(changed["stride"].tolist()) < {1.0, *np.float32([0.8, 1.2]).tolist()}
+    assert changed["stride"][1] in np.float32([0.8, 1.2])
     assert changed["stride"][jnp.array([0, 2, 3, 4])].tolist() == [1.0] * 4
 
 
@@ -307,10 +307,11 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     save = populations.save_best
     monkeypatch.setattr(populations, "save_best", lambda *of: saved.append(of) or save(*of))
     coin = {"config.entropy_coefficient": "choice(0.01,0.02)"}
-    swept = run.sweep(experiment(tmp_path), over=RATE | coin, draws=5, exploit_every=3)
+    swept = run.sweep(experiment(tmp_path, seed=1), over=RATE | coin, draws=5, exploit_every=1)
     rows = json.loads((tmp_path / "sweep.json").read_text())
     assert [len(row["lineage"]["parents"]) for row in rows] == [2] * 5
-    (_, _, _, state, history, index) = saved[0]
+    *_, state, history, index = saved[0]
+    assert history.ancestor[index, 0] != index  # so that its lines and settings are not its own
     best = sweeping.final_scores(history.scores)[index]
     assert best == max(sweeping.final_scores(row["scores"]).max() for row in rows)
     loaded = run.load(tmp_path)
