@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -102,7 +103,7 @@ def test_a_fall_terminates():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interval", [1, 2])
+@cases("interval", 1, 2)
 def test_a_time_limit_changes_nothing_before(interval):
     make = functools.partial(brax.make, NAME)
     key, fresh = laws.cuts_by_time(make, 0.5, reset_interval=interval, atol=1e-6)
@@ -127,14 +128,12 @@ def test_ppo_trains_on_a_pendulum():
     laws.learns(brax.make(NAME))
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        ("fast", "spring"),
-        pytest.param("reacher", "spring", marks=pytest.mark.slow),
-        ("inverted_pendulum", "generalized"),
-        pytest.param("inverted_pendulum", "mjx", marks=pytest.mark.slow),
-    ],
+@cases(
+    "name, backend",
+    ("fast", "spring"),
+    pytest.param("reacher", "spring", marks=pytest.mark.slow),
+    ("inverted_pendulum", "generalized"),
+    pytest.param("inverted_pendulum", "mjx", marks=pytest.mark.slow),
 )
 def test_a_state_keeps_its_structure(name, backend):
     laws.keeps_its_structure(brax.make(name, backend=backend, reset_interval=1))
@@ -149,13 +148,11 @@ def test_the_critic_sees_what_is_privileged():
     assert (seen.policy.shape, seen.critic.shape) == ((2,), (4,))
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("hopper", {"backend": "bullet"}, "brax:hopper: backend should be in"),
-        ("swimmer", {}, "brax:swimmer: Unsupported backend: spring"),
-        ("hopper", {"max_steps": 0}, "brax:hopper: max_steps must be a whole number"),
-    ],
+@cases(
+    "name, arguments, message",
+    ("hopper", {"backend": "bullet"}, "brax:hopper: backend should be in"),
+    ("swimmer", {}, "brax:swimmer: Unsupported backend: spring"),
+    ("hopper", {"max_steps": 0}, "brax:hopper: max_steps must be a whole number"),
 )
 def test_refusals_name_the_environment(name, arguments, message):
     with pytest.raises(ConfigError, match=message):

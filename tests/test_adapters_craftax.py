@@ -9,6 +9,7 @@ import adapter_laws as laws
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 
@@ -80,9 +81,7 @@ def test_ppo_learns():
     laws.learns(MAKE(max_steps=4))
 
 
-@pytest.mark.parametrize(
-    ("name", "seen", "size"), [(SMALL, (7, 9, 21), 22), ("Craftax-Symbolic-v1", (9, 11, 83), 51)]
-)
+@cases("name, seen, size", (SMALL, (7, 9, 21), 22), ("Craftax-Symbolic-v1", (9, 11, 83), 51))
 def test_vector_observation_splits_into_map_and_player(name, seen, size):
     observation = adapter.make(name).spaces.observation
     assert observation["map"].shape == seen

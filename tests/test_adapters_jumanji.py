@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -150,18 +151,16 @@ def test_ppo_learns_several_choices_with_legal_samples():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "num_actions", "choices", "action_size"),
-    [
-        pytest.param("Tetris-v0", 40, (), 0, marks=pytest.mark.slow),
-        ("Minesweeper-v0", 100, (), 0),
-        pytest.param("RubiksCube-v0", 0, (6, 1, 3), 0, marks=pytest.mark.slow),
-        ("Cleaner-v0", 0, (4, 4, 4), 0),
-        pytest.param("Connector-v3", 0, (5,) * 10, 0, marks=pytest.mark.slow),
-        ("MultiCVRP-v0", 0, (21, 21), 0),
-        ("SearchAndRescue-v0", 0, (), 4),
-        ("TSP-v1", 20, (), 0),
-    ],
+@cases(
+    "name, num_actions, choices, action_size",
+    pytest.param("Tetris-v0", 40, (), 0, marks=pytest.mark.slow),
+    ("Minesweeper-v0", 100, (), 0),
+    pytest.param("RubiksCube-v0", 0, (6, 1, 3), 0, marks=pytest.mark.slow),
+    ("Cleaner-v0", 0, (4, 4, 4), 0),
+    pytest.param("Connector-v3", 0, (5,) * 10, 0, marks=pytest.mark.slow),
+    ("MultiCVRP-v0", 0, (21, 21), 0),
+    ("SearchAndRescue-v0", 0, (), 4),
+    ("TSP-v1", 20, (), 0),
 )
 def test_actions_of_every_kind(name, num_actions, choices, action_size):
     """The program is traced to the end of a rollout, because the suite mixes ranks."""
@@ -236,9 +235,7 @@ def test_policy_without_mask_may_act_illegally():
     assert "frac_no_action" not in batch.metrics
 
 
-@pytest.mark.parametrize(
-    "arguments", ['{"num_rows": 0}', '{"num_rows": "x"}', '{"time_limit": 0}', '{"colour": 1}']
-)
+@cases("arguments", '{"num_rows": 0}', '{"num_rows": "x"}', '{"time_limit": 0}', '{"colour": 1}')
 def test_arguments_that_cannot_work_are_one_line(arguments):
     with pytest.raises(ConfigError, match="jumanji:Snake-v1") as caught:
         suites.from_suite("jumanji:Snake-v1", arguments)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -37,7 +38,7 @@ def raw(name=NAME):
     return registry.load(name, config_overrides={"impl": "jax"})
 
 
-@pytest.mark.parametrize("repeat", [1, 2])
+@cases("repeat", 1, 2)
 def test_a_step_is_playgrounds_own(repeat):
     environment = playground.make(NAME, action_repeat=repeat, reset_interval=1)
     assert environment.max_steps == 1000 // repeat
@@ -64,7 +65,7 @@ def test_a_step_is_playgrounds_own(repeat):
         assert not ours.truncated
 
 
-@pytest.mark.parametrize("interval", [1, 2])
+@cases("interval", 1, 2)
 def test_time_limit_truncates_and_reset_starts_next_episode(interval):
     make = functools.partial(playground.make, NAME)
     key, fresh = laws.cuts_by_time(make, 1.0, reset_interval=interval, atol=1e-6)
@@ -92,7 +93,7 @@ def test_ppo_trains_and_is_evaluated():
     np.testing.assert_array_equal(lengths, 7)
 
 
-@pytest.mark.parametrize("name", [NAME, "PendulumSwingup", "ReacherEasy"])
+@cases("name", NAME, "PendulumSwingup", "ReacherEasy")
 def test_a_state_keeps_its_structure(name):
     laws.keeps_its_structure(playground.make(name))
 
@@ -130,14 +131,12 @@ def test_missing_robots_are_one_line(monkeypatch):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ('{"gravity": 2}', "its config has no gravity, only action_repeat, ctrl_dt"),
-        ('{"ctrl_dt": "slow"}', "^env_params: playground:.* 'ctrl_dt'"),
-        ('{"impl": "bullet"}', "'bullet' is not a valid"),
-        ('{"action_repeat": 0}', "action_repeat must lie in"),
-    ],
+@cases(
+    "arguments, message",
+    ('{"gravity": 2}', "its config has no gravity, only action_repeat, ctrl_dt"),
+    ('{"ctrl_dt": "slow"}', "^env_params: playground:.* 'ctrl_dt'"),
+    ('{"impl": "bullet"}', "'bullet' is not a valid"),
+    ('{"action_repeat": 0}', "action_repeat must lie in"),
 )
 def test_refusals_name_the_argument(arguments, message):
     with pytest.raises(ConfigError, match=message):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 
@@ -38,7 +39,7 @@ def test_no_two_episodes_begin_alike():
     laws.begins_never_twice_alike(rooms, CLOCKWISE)
 
 
-@pytest.mark.parametrize("max_steps", [5, 100])
+@cases("max_steps", 5, 100)
 def test_reaching_the_goal_terminates_even_at_the_limit(max_steps):
     environment = adapter.make("MiniGrid-Empty-5x5", max_steps=max_steps)
     running = laws.begun(environment, jax.random.key(0))
@@ -109,15 +110,13 @@ def test_xland_draws_and_shows_a_task_per_episode(tmp_path):
     assert ended.any()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("XLand-MiniGrid-R1-9x9", {}, "benchmark must be given"),
-        ("XLand-MiniGrid-R1-9x9", {"benchmark": "/nowhere/x"}, "cannot be read"),
-        ("MiniGrid-Empty-5x5", {"benchmark": "trivial-21k"}, "benchmark must be empty"),
-        ("MiniGrid-Empty-5x5", {"view_size": 4}, "view_size must be odd"),
-        ("MiniGrid-Empty-5x5", {"max_steps": 0}, "max_steps must be a whole number"),
-    ],
+@cases(
+    "name, arguments, words",
+    ("XLand-MiniGrid-R1-9x9", {}, "benchmark must be given"),
+    ("XLand-MiniGrid-R1-9x9", {"benchmark": "/nowhere/x"}, "cannot be read"),
+    ("MiniGrid-Empty-5x5", {"benchmark": "trivial-21k"}, "benchmark must be empty"),
+    ("MiniGrid-Empty-5x5", {"view_size": 4}, "view_size must be odd"),
+    ("MiniGrid-Empty-5x5", {"max_steps": 0}, "max_steps must be a whole number"),
 )
 def test_what_cannot_work_is_refused_in_one_line(name, arguments, words):
     with pytest.raises(ConfigError, match=words):

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po.language import tasks
 
 EACH = [(1, True, True), (2, True, False), (3, False, True), (9, False, False)]
 VARIANTS = pytest.mark.parametrize("variant", EACH, ids=str)
-SPLITS = pytest.mark.parametrize(
-    ("variant", "held_out"), list(itertools.product(EACH, (False, True))), ids=str
-)
+SPLITS = cases("variant, held_out", *list(itertools.product(EACH, (False, True))), ids=str)
 
 
 @functools.cache
@@ -108,7 +107,7 @@ def test_padding_stands_on_the_left_and_is_counted(variant):
 
 
 @VARIANTS
-@pytest.mark.parametrize("slack", [0, 3])
+@cases("slack", 0, 3)
 def test_verifier_accepts_the_demonstration_and_nothing_else(variant, slack):
     task = make(*variant)
     sampled, answers = examples(variant)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from tables import cases
 
 from jaxrl_po import advantages, group_advantages
 
@@ -65,7 +66,7 @@ RETURN_CASES = {
 
 
 @pytest.mark.parametrize("case", RETURN_CASES)
-@pytest.mark.parametrize("n", [None, 3, 99])
+@cases("n", None, 3, 99)
 def test_discounted_returns_by_hand_and_long_windows(case, n):
     terminated, truncated, next_value, expected = RETURN_CASES[case]
     inputs = stream([1.0, 2.0, 3.0], list(map(float, next_value)), terminated, truncated)
@@ -119,8 +120,8 @@ def direct_n_step(reward, next_value, terminated, truncated, gamma, n):
     return returns
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 12])
-@pytest.mark.parametrize("seed", [0, 1])
+@cases("n", 1, 2, 5, 12)
+@cases("seed", 0, 1)
 def test_n_step_returns_equal_the_definition(n, seed):
     reward, _, next_value, terminated, truncated = random_stream(seed)
     returns = n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=n)
@@ -132,7 +133,7 @@ def test_n_step_returns_equal_the_definition(n, seed):
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@cases("seed", 0, 1)
 def test_an_episode_does_not_feel_the_next_one(seed):
     reward, value, next_value, _, _ = random_stream(seed)
     for terminated, truncated in ((5, 12), (12, 5)):
@@ -200,9 +201,7 @@ def test_streams_must_agree_and_flags_are_booleans():
 
 # The rewards have mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159
 # (ddof 1).
-@pytest.mark.parametrize(
-    ("ddof", "expected"), [(0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920])]
-)
+@cases("ddof, expected", (0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920]))
 def test_group_of_the_slides(ddof, expected):
     np.testing.assert_allclose(
         advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3
@@ -229,9 +228,7 @@ def constant_groups():
     return jnp.broadcast_to(values[:, None], (200, 7))
 
 
-@pytest.mark.parametrize(
-    "estimator", [advantages.group_relative, advantages.leave_one_out, advantages.whiten]
-)
+@cases("estimator", advantages.group_relative, advantages.leave_one_out, advantages.whiten)
 def test_equal_rewards_give_exactly_zero(estimator):
     np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
 
@@ -278,14 +275,12 @@ def test_leave_one_out_by_hand():
 
 # The unmasked elements 1, 0, 2, 0, 3 have mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8;
 # the result sums the unmasked part of each row.
-@pytest.mark.parametrize(
-    ("options", "divisor"),
-    [
-        ({"scale": "none"}, 1.0),
-        ({}, 1.36**0.5),
-        ({"ddof": 1}, 1.7**0.5),
-        ({"epsilon": 1.0}, 1.36**0.5 + 1.0),
-    ],
+@cases(
+    "options, divisor",
+    ({"scale": "none"}, 1.0),
+    ({}, 1.36**0.5),
+    ({"ddof": 1}, 1.7**0.5),
+    ({"epsilon": 1.0}, 1.36**0.5 + 1.0),
 )
 def test_process_relative_by_hand(options, divisor):
     reward, mask = (
@@ -305,8 +300,8 @@ def test_process_rewards_of_two_tokens():
     np.testing.assert_allclose(got, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-5)
 
 
-@pytest.mark.parametrize("garbage", [5.0, -5.0])
-@pytest.mark.parametrize("scale", ["std", "none"])
+@cases("garbage", 5.0, -5.0)
+@cases("scale", "std", "none")
 def test_process_rewards_without_a_difference_are_exactly_zero(scale, garbage):
     for count in (0, 1, 7):
         mask = jnp.arange(8).reshape(2, 4) < count
@@ -345,7 +340,7 @@ def test_whiten_by_hand():
     )
 
 
-@pytest.mark.parametrize("mask", [[True, True], [True, False], [False, False]])
+@cases("mask", [True, True], [True, False], [False, False])
 def test_whiten_without_spread_is_zero(mask):
     np.testing.assert_array_equal(advantages.whiten(jnp.full(2, 7.0), jnp.array(mask)), [0.0, 0.0])
 

@@ -12,6 +12,7 @@ import ppo_reference
 import pytest
 from learners import ALGORITHMS, CASES, FIT, PROBLEMS, jitted, make
 from probes import norm, tabular_problem
+from tables import cases
 
 from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, reinforce, sft
 from jaxrl_po.config import as_arrays
@@ -178,9 +179,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "shape"), SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module"
-)
+@cases("case, shape", *SHARDED, ids=lambda value: "-".join(map(str, value)), scope="module")
 def test_vmapped_sharded_training_equals_a_loop(case, shape):
     """Four seeds, two of them vmapped per device, have rows sharded over 4 devices (or two seeds
     over 8)."""
@@ -237,16 +236,14 @@ IN_DOUBLE = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "case",
-    [
-        *IN_DOUBLE,
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in (*CASES, *FURTHER)
-            if case not in IN_DOUBLE
-        ),
-    ],
+    *IN_DOUBLE,
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in (*CASES, *FURTHER)
+        if case not in IN_DOUBLE
+    ),
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
@@ -371,9 +368,10 @@ def test_resume_equals_uninterrupted(case):
     chex.assert_trees_all_equal(resumed.collector, straight.collector)
 
 
-@pytest.mark.parametrize(
+@cases(
     "problem",
-    ["table", *(pytest.param(name, marks=pytest.mark.slow) for name in ("CartPole", "addition"))],
+    "table",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("CartPole", "addition")),
 )
 def test_numbers_vmap_and_do_not_recompile(problem):
     traces = []

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny
 from folders import arguments, write_place
+from tables import cases
 from test_scoring import TASK, batch_of, of
 
 from jaxrl_po.cli import launch
@@ -13,49 +14,47 @@ from jaxrl_po.run.data.scoring import HostScore, Reward
 from jaxrl_po.run.experiment import rewarding
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "last_number", "contains"),
-    [
-        ("The sum is 12.", "12", 1.0, 1.0),
-        ("12, not 13", "12", 0.0, 1.0),
-        ("1,200 in all", "1200", 1.0, 0.0),
-        ("it is 12.0", "12", 1.0, 0.0),
-        ("-3", "3", 0.0, 0.0),
-        ("112", "12", 0.0, 0.0),
-        ("of course Paris!", "Paris", 0.0, 1.0),
-        ("Parisian", "Paris", 0.0, 0.0),
-        ("", "12", 0.0, 0.0),
-        ("yes, or no", " ", 0.0, 0.0),
-        ("it is .5", "0.5", 1.0, 0.0),
-        ("pages 3-5", "5", 1.0, 0.0),
-        ("9" * 400, "8" * 400, 0.0, 0.0),
-        ("3 - 8 = -5", "-5", 1.0, 1.0),
-        ("3 − 8 = −5", "-5", 1.0, 1.0),
-        ("3 − 8 = −5", "5", 0.0, 0.0),
-        ("it is –.5", "-0.5", 1.0, 0.0),
-        ("pages 3–5", "5", 1.0, 1.0),
-        ("-5", "−5", 1.0, 1.0),
-        ("1,500", "500", 0.0, 0.0),
-        ("1,500", "1", 0.0, 0.0),
-        ("1,500", "1,500", 1.0, 1.0),
-        ("1, 500", "500", 1.0, 1.0),
-        ("3,4", "4", 1.0, 1.0),
-        ("of 1234,567", "567", 1.0, 1.0),
-        ("it is 2e3", "2000", 1.0, 0.0),
-        ("it is 2e3", "3", 0.0, 0.0),
-        ("it is 1.5E-1.", "0.15", 1.0, 0.0),
-        ("a 4em space", "4", 1.0, 0.0),
-        ("between 10%–15%", "15", 1.0, 1.0),
-        ("**3**–5", "5", 1.0, 1.0),
-        ("the answer is—5", "5", 1.0, 1.0),
-        ("x = –5", "-5", 1.0, 1.0),
-        ("Paris,100 km", "Paris", 0.0, 1.0),
-        ("[0.5,300]", "0.5", 0.0, 1.0),
-        ("[1500,300]", "300", 1.0, 1.0),
-        ("2020,500", "2020", 0.0, 1.0),
-        ("0x1e3", "3", 1.0, 0.0),
-        ("1e1000", "1", 0.0, 0.0),
-    ],
+@cases(
+    "text, answer, last_number, contains",
+    ("The sum is 12.", "12", 1.0, 1.0),
+    ("12, not 13", "12", 0.0, 1.0),
+    ("1,200 in all", "1200", 1.0, 0.0),
+    ("it is 12.0", "12", 1.0, 0.0),
+    ("-3", "3", 0.0, 0.0),
+    ("112", "12", 0.0, 0.0),
+    ("of course Paris!", "Paris", 0.0, 1.0),
+    ("Parisian", "Paris", 0.0, 0.0),
+    ("", "12", 0.0, 0.0),
+    ("yes, or no", " ", 0.0, 0.0),
+    ("it is .5", "0.5", 1.0, 0.0),
+    ("pages 3-5", "5", 1.0, 0.0),
+    ("9" * 400, "8" * 400, 0.0, 0.0),
+    ("3 - 8 = -5", "-5", 1.0, 1.0),
+    ("3 − 8 = −5", "-5", 1.0, 1.0),
+    ("3 − 8 = −5", "5", 0.0, 0.0),
+    ("it is –.5", "-0.5", 1.0, 0.0),
+    ("pages 3–5", "5", 1.0, 1.0),
+    ("-5", "−5", 1.0, 1.0),
+    ("1,500", "500", 0.0, 0.0),
+    ("1,500", "1", 0.0, 0.0),
+    ("1,500", "1,500", 1.0, 1.0),
+    ("1, 500", "500", 1.0, 1.0),
+    ("3,4", "4", 1.0, 1.0),
+    ("of 1234,567", "567", 1.0, 1.0),
+    ("it is 2e3", "2000", 1.0, 0.0),
+    ("it is 2e3", "3", 0.0, 0.0),
+    ("it is 1.5E-1.", "0.15", 1.0, 0.0),
+    ("a 4em space", "4", 1.0, 0.0),
+    ("between 10%–15%", "15", 1.0, 1.0),
+    ("**3**–5", "5", 1.0, 1.0),
+    ("the answer is—5", "5", 1.0, 1.0),
+    ("x = –5", "-5", 1.0, 1.0),
+    ("Paris,100 km", "Paris", 0.0, 1.0),
+    ("[0.5,300]", "0.5", 0.0, 1.0),
+    ("[1500,300]", "300", 1.0, 1.0),
+    ("2020,500", "2020", 0.0, 1.0),
+    ("0x1e3", "3", 1.0, 0.0),
+    ("1e1000", "1", 0.0, 0.0),
 )
 def test_answers_are_found_in_texts(text, answer, last_number, contains):
     assert answers.last_number([text], [answer]) == [last_number]
@@ -84,14 +83,12 @@ def test_pattern_that_does_not_end_scores_0():
         assert given.reward.sum(axis=2).reshape(-1).tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--reward=regex:("], r"^reward: must be a regular expression, got regex:\(: missing \)"),
-        (["--reward=regex:"], r"^reward: must be a regular expression, got regex:: it is empty"),
-        (["--reward=last_numbr"], r"must be verifier, model, math, last_number, contains, regex:P"),
-        (["--reward.require_end"], r"^reward.require_end: is not a setting"),
-    ],
+@cases(
+    "flags, message",
+    (["--reward=regex:("], r"^reward: must be a regular expression, got regex:\(: missing \)"),
+    (["--reward=regex:"], r"^reward: must be a regular expression, got regex:: it is empty"),
+    (["--reward=last_numbr"], r"must be verifier, model, math, last_number, contains, regex:P"),
+    (["--reward.require_end"], r"^reward.require_end: is not a setting"),
 )
 def test_bad_rewards_are_named(tmp_path, flags, message):
     with pytest.raises(ConfigError, match=message):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import hlo_counts
 import jax
 import pytest
+from tables import cases
 
 from jaxrl_po import __main__ as command_line
 from jaxrl_po import run
@@ -53,7 +54,7 @@ def test_experiment_is_compiled_for_devices_without_running(tmp_path):
         run.train(run.Experiment(env="CartPole-v1", out=tmp_path / "run", compile_for="cpu:2"))
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
+@cases("flags", [], ["--json"])
 def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
     """The exit status is 1 if a program does not fit."""
     memory = {"arguments": 1000, "outputs": 200, "temporaries": 30, "code": 4, "total": 1234}
@@ -93,7 +94,7 @@ class Lowered:
         return SimpleNamespace(memory_analysis=lambda: SimpleNamespace(**sizes))
 
 
-@pytest.mark.parametrize(("capacity", "fits"), [(138, True), (137, False), (None, True)])
+@cases("capacity, fits", (138, True), (137, False), (None, True))
 def test_program_fits_if_its_total_fits_memory(monkeypatch, capacity, fits):
     """Outputs that replace a donated argument count once."""
     monkeypatch.setattr(jax, "jit", lambda *_, **options: Lowered((100, 90, 85, 30, 3)))
@@ -103,22 +104,20 @@ def test_program_fits_if_its_total_fits_memory(monkeypatch, capacity, fits):
     assert (found.memory, found.capacity, found.fits) == (sizes, capacity, fits)
 
 
-@pytest.mark.parametrize(
-    ("message", "reason", "gibibytes"),
-    [
-        (
-            "XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.10G "
-            "of 15.75G hbm. Exceeded hbm capacity by 4.35G.\n\nTotal hbm usage",
-            "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G",
-            20.10,
-        ),
-        (
-            "E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
-            "temporaries (38.09G) exceeds available HBM (15.75G). HLO module: jit_f.",
-            "temporaries (38.09G) exceeds available HBM (15.75G)",
-            38.09,
-        ),
-    ],
+@cases(
+    "message, reason, gibibytes",
+    (
+        "XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.10G "
+        "of 15.75G hbm. Exceeded hbm capacity by 4.35G.\n\nTotal hbm usage",
+        "Used 20.10G of 15.75G hbm. Exceeded hbm capacity by 4.35G",
+        20.10,
+    ),
+    (
+        "E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (38.09G) exceeds available HBM (15.75G). HLO module: jit_f.",
+        "temporaries (38.09G) exceeds available HBM (15.75G)",
+        38.09,
+    ),
 )
 def test_a_refused_program_has_the_compilers_reason(monkeypatch, message, reason, gibibytes):
     refused = Lowered((), f"RESOURCE_EXHAUSTED: {message}")
@@ -169,7 +168,7 @@ def test_programs_are_reported_with_the_fewest_microbatches(monkeypatch):
             next(programs)
 
 
-@pytest.mark.parametrize("columns", [None, 4])
+@cases("columns", None, 4)
 def test_supervised_programs_target_the_described_machine(columns):
     task = addition(1)
     model = Transformer(task.tokenizer.size, width=8, layers=1, heads=2)
@@ -181,16 +180,14 @@ def test_supervised_programs_target_the_described_machine(columns):
     assert problem.target == placement.target
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tpu", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
-        ("tpu:v9:2x4", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
-        ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
-        ("cpu:99", r"cpu:99 needs 99 CPU devices, but this process has \d+; call jax.config"),
-        ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
-        ("gpu", "gpu needs an attached GPU"),
-    ],
+@cases(
+    "name, message",
+    ("tpu", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
+    ("tpu:v9:2x4", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
+    ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+    ("cpu:99", r"cpu:99 needs 99 CPU devices, but this process has \d+; call jax.config"),
+    ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
+    ("gpu", "gpu needs an attached GPU"),
 )
 def test_unknown_machines_are_refused(name, message):
     with pytest.raises(ConfigError, match=f"^compile_for: {message}"):
@@ -201,8 +198,8 @@ NO_TPU = {"TPU_SKIP_MDS_QUERY": "1"}  # variables that JAX sets as it is importe
 TPU_ASKED = [NO_TPU | {"JAX_PLATFORMS": "tpu,cpu"}, NO_TPU | {"JAX_FORCE_TPU_INIT": "1"}]
 
 
-@pytest.mark.parametrize("chips", [[], ["/dev/accel0"]])
-@pytest.mark.parametrize("given", [NO_TPU, {}, *TPU_ASKED])
+@cases("chips", [], ["/dev/accel0"])
+@cases("given", NO_TPU, {}, *TPU_ASKED)
 def test_libtpu_is_silenced_where_no_tpu_is(monkeypatch, chips, given):
     found = dict(given)
     monkeypatch.setattr(os, "environ", found)

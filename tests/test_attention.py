@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import trpo
@@ -71,7 +72,7 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
         )
 
 
-@pytest.mark.parametrize("layers", [2, 5], ids=["unrolled", "scanned"])
+@cases("layers", 2, 5, ids=["unrolled", "scanned"])
 def test_model_with_several_windows_uses_the_kernel(layers, monkeypatch):
     """Outputs and gradients are the same, with prompts computed once per group where possible; a
     pass with a cache has no kernel."""
@@ -120,16 +121,14 @@ def problem(target, **switches):
     return language.make_problem(TASK, model, num_prompts=2, group_size=2, target=target)
 
 
-@pytest.mark.parametrize(
-    ("target", "switches", "said"),
-    [
-        (Target("cpu", 1, 1), {}, "a CPU has no such kernel"),
-        (TPU, {"dtype": jnp.dtype("float64")}, "dtype must be float32 or bfloat16, got float64"),
-        (TPU, {"constrain": lambda x: x}, "shard_params and a model axis"),
-        (GPU, {}, "dtype must be bfloat16 .* got float32 and 8"),
-        (GPU, {"dtype": jnp.dtype("bfloat16"), "head_size": 12}, "up to 128, got bfloat16 and 12"),
-        (GPU, {"dtype": jnp.dtype("bfloat16"), "head_size": 256}, "got bfloat16 and 256"),
-    ],
+@cases(
+    "target, switches, said",
+    (Target("cpu", 1, 1), {}, "a CPU has no such kernel"),
+    (TPU, {"dtype": jnp.dtype("float64")}, "dtype must be float32 or bfloat16, got float64"),
+    (TPU, {"constrain": lambda x: x}, "shard_params and a model axis"),
+    (GPU, {}, "dtype must be bfloat16 .* got float32 and 8"),
+    (GPU, {"dtype": jnp.dtype("bfloat16"), "head_size": 12}, "up to 128, got bfloat16 and 12"),
+    (GPU, {"dtype": jnp.dtype("bfloat16"), "head_size": 256}, "got bfloat16 and 256"),
 )
 def test_what_no_kernel_computes_is_refused(target, switches, said):
     with pytest.raises(ConfigError, match=f"^fused_attention: must be left out here: .*{said}"):

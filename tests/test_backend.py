@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import cases
 from traced import equations
 
 from jaxrl_po import advantages, backend, config, control, language, masked, optimizers, updates
@@ -28,9 +29,7 @@ def test_target_defaults_to_this_process():
     )
 
 
-@pytest.mark.parametrize(
-    ("devices", "cores", "expected"), [(2, 2, True), (8, 2, True), (1, 2, False), (2, 4, False)]
-)
+@cases("devices, cores, expected", (2, 2, True), (8, 2, True), (1, 2, False), (2, 4, False))
 def test_a_device_may_be_one_core(devices, cores, expected):
     assert Target("cpu", devices, cores).one_core_each is expected
     assert not Target("gpu", devices, cores).one_core_each
@@ -58,7 +57,7 @@ def iterations(memory, target):
     return jax.jit(train)(jax.random.key(1))
 
 
-@pytest.mark.parametrize("memory", ["none", pytest.param("gru", marks=pytest.mark.slow)])
+@cases("memory", "none", pytest.param("gru", marks=pytest.mark.slow))
 def test_run_is_the_same_as_on_cpu(memory):
     want, of_cpu = iterations(memory, None)
     got, of_gpu = iterations(memory, GPU)
@@ -125,7 +124,7 @@ def test_memories_and_returns_unroll_several_steps():
     assert scans(rolling, jnp.ones((2, 40))) == [16]
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 17])
+@cases("length", 0, 1, 7, 8, 17)
 def test_loops_of_any_length_unroll_several_steps(length):
     xs = jnp.arange(1.0, length + 1.0)
     last, sums = hoisting.scan(lambda total, x: (total + x, total + x), 0.0, xs, unroll=8)
@@ -164,12 +163,10 @@ def test_small_tree_of_one_type_is_a_vector():
     assert flat.ravel({"a": 2.0 * tree["a"], "b": tree["b"]})[0] == 2.0
 
 
-@pytest.mark.parametrize(
+@cases(
     "tree",
-    [
-        {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)},
-        {"a": jax.ShapeDtypeStruct((optimizers.FLAT_UP_TO + 1,), jnp.float32)},
-    ],
+    {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)},
+    {"a": jax.ShapeDtypeStruct((optimizers.FLAT_UP_TO + 1,), jnp.float32)},
 )
 def test_other_trees_stay_as_they_are(tree):
     flat = optimizers.flattening(tree, GPU)
@@ -224,13 +221,11 @@ def choices(make, algorithm, config, target, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    ("make", "algorithm", "config"),
-    [
-        (on_cartpole, ppo, ppo.Config(num_minibatches=1, num_epochs=2)),
-        (on_cartpole, trpo, trpo.Config(value_minibatches=1, value_epochs=2)),
-        (on_sums, grpo, grpo.Config()),
-    ],
+@cases(
+    "make, algorithm, config",
+    (on_cartpole, ppo, ppo.Config(num_minibatches=1, num_epochs=2)),
+    (on_cartpole, trpo, trpo.Config(value_minibatches=1, value_epochs=2)),
+    (on_sums, grpo, grpo.Config()),
 )
 def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, monkeypatch):
     case = make, algorithm, config

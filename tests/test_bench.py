@@ -13,6 +13,7 @@ import page
 import pytest
 import rows
 import timing
+from tables import cases
 
 from experiments.benchmarks import control as benchmark_control
 from experiments.benchmarks import language as benchmark_language
@@ -150,19 +151,17 @@ def test_programs_on_different_devices_are_not_compared(programs):
     assert "failed: ours ran on NVIDIA H100, them on cpu" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--only=tlr"], "only: must hold a word of rejax-4x128, "),
-        (["--pythons=torch=/bin/sh"], "pythons: unknown name 'torch'"),
-        (
-            ["--pythons=trl=nowhere"],
-            "pythons: must be environment=path of an interpreter, got trl=nowhere",
-        ),
-        (["--tiny", "--page=docs/benchmarks.md"], "tiny: has no figures for a page"),
-        (["--page=nowhere.md"], "page: must be a page with the lines <!-- begin"),
-        (["--rounds=0"], "rounds: must lie in [1, inf), got 0"),
-    ],
+@cases(
+    "arguments, message",
+    (["--only=tlr"], "only: must hold a word of rejax-4x128, "),
+    (["--pythons=torch=/bin/sh"], "pythons: unknown name 'torch'"),
+    (
+        ["--pythons=trl=nowhere"],
+        "pythons: must be environment=path of an interpreter, got trl=nowhere",
+    ),
+    (["--tiny", "--page=docs/benchmarks.md"], "tiny: has no figures for a page"),
+    (["--page=nowhere.md"], "page: must be a page with the lines <!-- begin"),
+    (["--rounds=0"], "rounds: must lie in [1, inf), got 0"),
 )
 def test_what_cannot_be_measured_is_named(arguments, message, tmp_path):
     with pytest.raises(ConfigError, match="^" + re.escape(message)):

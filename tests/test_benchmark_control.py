@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import structured
 import timing
+from tables import cases
 
 from experiments.benchmarks import control as benchmark_control
 from jaxrl_po import control
@@ -33,20 +34,18 @@ def test_updates_are_compared_without_what_collecting_takes(monkeypatch, capsys)
     assert json.loads(capsys.readouterr().out) == {"ppo_ms": 200.0, "trpo_ms": 500.0, "ratio": 2.5}
 
 
-@pytest.mark.parametrize(
-    ("env", "log_prob"),
-    [
-        # The first choice has two legal actions of two, the second two of three.
-        pytest.param(structured.Everything(), -2 * math.log(2), id="choices"),
-        *(
-            pytest.param(env, log_prob, id=name, marks=pytest.mark.slow)
-            for name, env, log_prob in (
-                ("structured", structured.Structured(), 0.0),  # one of four actions is legal
-                ("CartPole", gymnax.make("CartPole-v1")[0], -math.log(2)),
-                ("Pendulum", gymnax.make("Pendulum-v1")[0], None),
-            )
-        ),
-    ],
+@cases(
+    "env, log_prob",
+    # The first choice has two legal actions of two, the second two of three.
+    pytest.param(structured.Everything(), -2 * math.log(2), id="choices"),
+    *(
+        pytest.param(env, log_prob, id=name, marks=pytest.mark.slow)
+        for name, env, log_prob in (
+            ("structured", structured.Structured(), 0.0),  # one of four actions is legal
+            ("CartPole", gymnax.make("CartPole-v1")[0], -math.log(2)),
+            ("Pendulum", gymnax.make("Pendulum-v1")[0], None),
+        )
+    ),
 )
 def test_a_random_policy_sees_nothing_and_learns_nothing(env, log_prob):
     nets = benchmark_control.blind_networks(env)

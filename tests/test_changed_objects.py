@@ -10,6 +10,7 @@ import typing
 import jax
 import pytest
 import shapes
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError, PythonObject
@@ -92,14 +93,12 @@ def told(resumed):
     return [line for line in found if "under other circumstances" in line]
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (SAME, ""),
-        (("scale: float = 1.0", "scale: float = 2.0"), r"policy: (\w+:Mean) → (?!\1)\w+:Mean"),
-        (("-jnp.abs", "jnp.abs"), r"env: (\w+:Cue) → (?!\1)\w+:Cue"),
-        (UNREADABLE, "env may differ from the run's; policy may differ from the run's"),
-    ],
+@cases(
+    "change, expected",
+    (SAME, ""),
+    (("scale: float = 1.0", "scale: float = 2.0"), r"policy: (\w+:Mean) → (?!\1)\w+:Mean"),
+    (("-jnp.abs", "jnp.abs"), r"env: (\w+:Cue) → (?!\1)\w+:Cue"),
+    (UNREADABLE, "env may differ from the run's; policy may differ from the run's"),
     ids=["same", "policy", "env", "unreadable"],
 )
 def test_changed_object_is_named_on_resume(trained, change, expected):
@@ -115,7 +114,7 @@ def test_changed_object_is_named_on_load(trained, capsys):
     assert re.search(r"was made with other code: env: \w+:Cue → \w+:Cue$", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("change", [UNREADABLE, ("-jnp.abs", "jnp.abs")])
+@cases("change", UNREADABLE, ("-jnp.abs", "jnp.abs"))
 def test_deterministic_run_refuses_changed_object(trained, change):
     assert told(read_experiment(str(trained[1]), **objects(SAME))) == []
     with pytest.raises(ConfigError, match=r"^deterministic: promises the same bits .* differ env"):
@@ -157,16 +156,14 @@ KINDS = {"class", "instance", "attribute", "method"}
 KINDS |= {"function", "jitted", "partial", "closure", "list"}
 
 
-@pytest.mark.parametrize(
-    ("change", "other"),
-    [
-        (("power = 2", "power = 3"), {"class", "instance", "attribute", "method"}),
-        (("HALF = 0.5", "HALF = 0.6"), KINDS),
-        (("return HALF * x", "return x * HALF"), KINDS),
-        (("return [half", "return [-half"), {"function", "partial", "closure", "list"}),
-        (("scale: float", "scale: int"), set()),
-        (("\nx = 1\ncue = 1", "\nx = 2\ncue = 2"), set()),  # names of an argument and a field
-    ],
+@cases(
+    "change, other",
+    (("power = 2", "power = 3"), {"class", "instance", "attribute", "method"}),
+    (("HALF = 0.5", "HALF = 0.6"), KINDS),
+    (("return HALF * x", "return x * HALF"), KINDS),
+    (("return [half", "return [-half"), {"function", "partial", "closure", "list"}),
+    (("scale: float", "scale: int"), set()),
+    (("\nx = 1\ncue = 1", "\nx = 2\ncue = 2"), set()),  # names of an argument and a field
     ids=["constant of a class", "constant", "helper", "function", "another class", "other names"],
 )
 def test_digest_follows_the_code_that_is_used(change, other):

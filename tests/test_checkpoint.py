@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from tables import cases
 
 from jaxrl_po.run.store import checkpoint
 from jaxrl_po.run.store.checkpoint import CheckpointError, Store
@@ -217,7 +218,7 @@ def test_peeking_finds_newest_intact_checkpoint_without_changes(saved, monkeypat
     assert checkpoint.peek(saved, state()) is None
 
 
-@pytest.mark.parametrize("raises", [False, True])
+@cases("raises", False, True)
 def test_checkpoint_deleted_during_reading_is_not_used(saved, monkeypatch, raises):
     """The writer continues with the next checkpoint, which is then read in place of the deleted
     one."""
@@ -262,23 +263,21 @@ def test_fallback_saves_that_iteration_again(saved):
     assert bits(load(saved)[1]) == bits(state(3))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda s: s._replace(step=jnp.zeros(2, jnp.int32)),
-            r"holds int32\[\] for \.step, where int32\[2\] is wanted",
-        ),
-        (
-            lambda s: s._replace(step=jnp.float32(0)),
-            r"holds int32\[\] for \.step, where float32\[\] is wanted",
-        ),
-        (
-            lambda s: s._replace(opt_state=(jnp.zeros(1), s.opt_state[1])),
-            r"holds nothing for \.opt_state\[0\]",
-        ),
-        (lambda s: s._replace(opt_state=()), r"holds \.opt_state\[1\], which is not wanted"),
-    ],
+@cases(
+    "change, message",
+    (
+        lambda s: s._replace(step=jnp.zeros(2, jnp.int32)),
+        r"holds int32\[\] for \.step, where int32\[2\] is wanted",
+    ),
+    (
+        lambda s: s._replace(step=jnp.float32(0)),
+        r"holds int32\[\] for \.step, where float32\[\] is wanted",
+    ),
+    (
+        lambda s: s._replace(opt_state=(jnp.zeros(1), s.opt_state[1])),
+        r"holds nothing for \.opt_state\[0\]",
+    ),
+    (lambda s: s._replace(opt_state=()), r"holds \.opt_state\[1\], which is not wanted"),
 )
 def test_another_structure_is_refused(saved, change, message):
     with pytest.raises(CheckpointError, match=message):
@@ -304,9 +303,7 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 """
 
 
-@pytest.mark.parametrize(
-    "extra", [*(pytest.param(extra, marks=pytest.mark.slow) for extra in (0.0, 0.031)), 0.013]
-)
+@cases("extra", *(pytest.param(extra, marks=pytest.mark.slow) for extra in (0.0, 0.031)), 0.013)
 def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True

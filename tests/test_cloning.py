@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.cli import evaluate, launch
@@ -85,21 +86,19 @@ def test_ten_cart_pole_episodes_are_cloned_and_recorded(tmp_path):
 GOOD = {"observation": np.zeros((5, 4)), "action": np.zeros(5, int)}
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"observation": GOOD["observation"]}, "must be an .npz file with observation and action"),
-        (GOOD | {"action": np.zeros(4, int)}, "must have an action for each observation"),
-        (GOOD | {"observation": np.zeros((5, 3))}, r"observation must .* \[5, 4\], got \[5, 3\]"),
-        (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
-        (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers in"),
-        ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
-        (
-            GOOD | {"action": np.full(5, "right")},
-            "must be an .npz file with .*bad.npz: they hold no numbers",
-        ),
-        (GOOD | {"action": np.full(5, 2)}, r"action must lie in \[0, 1\]"),
-    ],
+@cases(
+    "arrays, message",
+    ({"observation": GOOD["observation"]}, "must be an .npz file with observation and action"),
+    (GOOD | {"action": np.zeros(4, int)}, "must have an action for each observation"),
+    (GOOD | {"observation": np.zeros((5, 3))}, r"observation must .* \[5, 4\], got \[5, 3\]"),
+    (GOOD | {"observation": np.full((5, 4), np.nan)}, r"observation must be finite"),
+    (GOOD | {"action": np.full(5, 0.5)}, "action must be whole numbers in"),
+    ({"observation": np.array(1.0), "action": np.array(1)}, "must have an action for each"),
+    (
+        GOOD | {"action": np.full(5, "right")},
+        "must be an .npz file with .*bad.npz: they hold no numbers",
+    ),
+    (GOOD | {"action": np.full(5, 2)}, r"action must lie in \[0, 1\]"),
 )
 def test_bad_recordings_are_named(tmp_path, arrays, message):
     given = [recorded(tmp_path / "bad.npz", **arrays), f"--out={tmp_path / 'run'}"]
@@ -107,26 +106,24 @@ def test_bad_recordings_are_named(tmp_path, arrays, message):
         launch.control([*tiny.CONTROL, "--algorithm=sft", *given])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--algorithm=sft"],
-            "^demonstrations: must name an .npz file with algorithm = sft .* got ''$",
-        ),
-        (
-            ["--demonstrations=a.npz"],
-            "^demonstrations: must name .* left out with any other, got 'a.npz'$",
-        ),
-        (
-            ["--algorithm=sft", f"--demonstrations={__file__}"],
-            "^demonstrations: must be an .npz file with observation and action",
-        ),
-        (
-            ["--algorithm=sft", "--demonstrations=no.npz"],
-            "^demonstrations: must be an .npz file with .*no.npz: .* No such file",
-        ),
-    ],
+@cases(
+    "flags, message",
+    (
+        ["--algorithm=sft"],
+        "^demonstrations: must name an .npz file with algorithm = sft .* got ''$",
+    ),
+    (
+        ["--demonstrations=a.npz"],
+        "^demonstrations: must name .* left out with any other, got 'a.npz'$",
+    ),
+    (
+        ["--algorithm=sft", f"--demonstrations={__file__}"],
+        "^demonstrations: must be an .npz file with observation and action",
+    ),
+    (
+        ["--algorithm=sft", "--demonstrations=no.npz"],
+        "^demonstrations: must be an .npz file with .*no.npz: .* No such file",
+    ),
 )
 def test_what_cloning_needs_is_named(tmp_path, flags, message):
     with pytest.raises(ConfigError, match=message):

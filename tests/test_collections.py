@@ -9,6 +9,7 @@ import optax
 import own_modules
 import pytest
 from own_modules import Bigrams, Both, Counting, Critic, Noisy, Policy, Through
+from tables import cases
 
 from jaxrl_po import control, language, run, variables
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, ppo_penalty, reinforce, trpo
@@ -96,7 +97,7 @@ def test_constants_are_handed_on_by_every_update(name):
     assert all(made[each] is not given[each] for each in moved)
 
 
-@pytest.mark.parametrize("module", [ppo, trpo])
+@cases("module", ppo, trpo)
 def test_a_constant_acts_as_one_that_is_baked(module):
     """Gradient norm, Fisher product, step and loss equal those of the module that contains the
     constant."""
@@ -173,14 +174,12 @@ MEMORY = networks.Recurrent(
 )
 
 
-@pytest.mark.parametrize(
-    ("policy", "collections"),
-    [
-        (Through(nn.BatchNorm(use_running_average=True), networks.CategoricalHead(2)), 1),
-        (Through(nn.Dropout(0.5, deterministic=True), networks.CategoricalHead(2)), 0),
-        (MEMORY, 1),
-        (Policy((1.0,) * 4), 0),  # the module sows values, which are dropped
-    ],
+@cases(
+    "policy, collections",
+    (Through(nn.BatchNorm(use_running_average=True), networks.CategoricalHead(2)), 1),
+    (Through(nn.Dropout(0.5, deterministic=True), networks.CategoricalHead(2)), 0),
+    (MEMORY, 1),
+    (Policy((1.0,) * 4), 0),  # the module sows values, which are dropped
 )
 def test_modules_that_only_read_are_taken(policy, collections):
     problem = on_control(policy=policy, critic=networks.Critic(networks.Torso((4,))))
@@ -199,14 +198,12 @@ def test_what_a_module_sows_is_no_constant():
 WRITES, DRAWS = "must not write to a collection .*LayerNorm", "must draw no random .*deterministic"
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (nn.BatchNorm(use_running_average=False), WRITES),
-        (Counting(), WRITES),
-        (nn.Dropout(0.5, deterministic=False), DRAWS),
-        (Noisy(), DRAWS),
-    ],
+@cases(
+    "layer, message",
+    (nn.BatchNorm(use_running_average=False), WRITES),
+    (Counting(), WRITES),
+    (nn.Dropout(0.5, deterministic=False), DRAWS),
+    (Noisy(), DRAWS),
 )
 def test_modules_that_write_or_draw_are_refused(layer, message):
     head, size = networks.CategoricalHead(2), TASK.tokenizer.size

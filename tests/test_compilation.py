@@ -11,6 +11,7 @@ import pytest
 import toy_run
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tables import cases
 
 from jaxrl_po.run.data.transcripts import Examples
 from jaxrl_po.run.devices import compilation
@@ -25,19 +26,17 @@ LEVEL = "xla_backend_optimization_level"
 OLDER = "xla_cpu_use_fusion_emitters"
 
 
-@pytest.mark.parametrize(
-    ("backend", "flags", "argument", "light", "wanted"),
-    [
-        ("cpu", "", SMALL, False, {LEVEL: "1"}),
-        ("cpu", "", LARGE, False, {LEVEL: "1"}),
-        ("cpu", "", SMALL, True, {LEVEL: "0", OLDER: False}),
-        ("cpu", f"--{OLDER}=true", SMALL, True, {LEVEL: "0"}),
-        ("cpu", f"--{LEVEL}=3", SMALL, False, None),
-        ("gpu", "", SMALL, True, SIDE_BY_SIDE),
-        ("gpu", "", LARGE, False, None),
-        ("gpu", "--xla_gpu_command_buffer_scheduling_mode=LHS", SMALL, False, None),
-        ("tpu", "", SMALL, True, None),
-    ],
+@cases(
+    "backend, flags, argument, light, wanted",
+    ("cpu", "", SMALL, False, {LEVEL: "1"}),
+    ("cpu", "", LARGE, False, {LEVEL: "1"}),
+    ("cpu", "", SMALL, True, {LEVEL: "0", OLDER: False}),
+    ("cpu", f"--{OLDER}=true", SMALL, True, {LEVEL: "0"}),
+    ("cpu", f"--{LEVEL}=3", SMALL, False, None),
+    ("gpu", "", SMALL, True, SIDE_BY_SIDE),
+    ("gpu", "", LARGE, False, None),
+    ("gpu", "--xla_gpu_command_buffer_scheduling_mode=LHS", SMALL, False, None),
+    ("tpu", "", SMALL, True, None),
 )
 def test_a_program_has_the_settings_of_its_backend(
     monkeypatch, backend, flags, argument, light, wanted
@@ -59,7 +58,7 @@ def test_a_program_has_the_settings_of_its_backend(
     assert given == [wanted]
 
 
-@pytest.mark.parametrize("small", [True, False])
+@cases("small", True, False)
 def test_rarely_run_small_programs_compile_with_little_effort(monkeypatch, small):
     """The training step and evaluations compile with full effort, even for a small state.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import config
 from jaxrl_po.config import (
@@ -73,41 +74,37 @@ def test_records_are_frozen_and_take_keywords_only():
         Settings(0.5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rate": 0.0}, r"^rate: must lie in \(0, inf\) per step, got 0$"),
-        ({"rate": -1}, r"^rate: must lie in"),
-        ({"rate": math.nan}, r"^rate: must lie in .*, got nan$"),
-        ({"rate": math.inf}, r"^rate: must lie in .*, got inf$"),
-        ({"free": math.nan}, r"^free: must lie in \(-inf, inf\), got nan$"),
-        ({"gamma": 1.01}, r"^gamma: must lie in \[0, 1\], got 1.01$"),
-        ({"gamma": "high"}, r"^gamma: must be a number, got 'high'$"),
-        ({"gamma": None}, r"^gamma: must be a number, got None$"),
-        ({"gamma": [0.5]}, r"^gamma: must be a number, got \[0.5\]$"),
-        ({"gamma": jnp.array([0.5, 2.0])}, r"^gamma: must lie in \[0, 1\], got 2$"),
-        ({"size": 0}, r"^size: must lie in \[1, inf\), got 0$"),
-        ({"size": 2.5}, r"^size: must be of type int, got 2.5$"),
-        ({"switch": "on"}, r"^switch: must be of type bool, got 'on'$"),
-        ({"scale": "mean"}, r"^scale: must be one of std, none, got 'mean'$"),
-    ],
+@cases(
+    "change, message",
+    ({"rate": 0.0}, r"^rate: must lie in \(0, inf\) per step, got 0$"),
+    ({"rate": -1}, r"^rate: must lie in"),
+    ({"rate": math.nan}, r"^rate: must lie in .*, got nan$"),
+    ({"rate": math.inf}, r"^rate: must lie in .*, got inf$"),
+    ({"free": math.nan}, r"^free: must lie in \(-inf, inf\), got nan$"),
+    ({"gamma": 1.01}, r"^gamma: must lie in \[0, 1\], got 1.01$"),
+    ({"gamma": "high"}, r"^gamma: must be a number, got 'high'$"),
+    ({"gamma": None}, r"^gamma: must be a number, got None$"),
+    ({"gamma": [0.5]}, r"^gamma: must be a number, got \[0.5\]$"),
+    ({"gamma": jnp.array([0.5, 2.0])}, r"^gamma: must lie in \[0, 1\], got 2$"),
+    ({"size": 0}, r"^size: must lie in \[1, inf\), got 0$"),
+    ({"size": 2.5}, r"^size: must be of type int, got 2.5$"),
+    ({"switch": "on"}, r"^switch: must be of type bool, got 'on'$"),
+    ({"scale": "mean"}, r"^scale: must be one of std, none, got 'mean'$"),
 )
 def test_check_names_the_field_and_the_range(change, message):
     with pytest.raises(ConfigError, match=message):
         config.check(Settings(**change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        {},
-        {"rate": 1},
-        {"gamma": 0.0},
-        {"gamma": 1},
-        {"gamma": jnp.array([0.0, 1.0])},
-        {"size": 1},
-        {"name": "data"},
-    ],
+    {},
+    {"rate": 1},
+    {"gamma": 0.0},
+    {"gamma": 1},
+    {"gamma": jnp.array([0.0, 1.0])},
+    {"size": 1},
+    {"name": "data"},
 )
 def test_check_admits(change):
     config.check(Settings(**change))
@@ -121,15 +118,13 @@ def test_check_lets_traced_values_through():
     assert float(jax.jit(run)(-1.0)) == -1.0
 
 
-@pytest.mark.parametrize(
-    ("interval", "inside", "outside", "text"),
-    [
-        (UNIT, [0.0, 0.5, 1.0], [-1e-9, 1.1, math.nan], "[0, 1]"),
-        (POSITIVE, [1e-9, 1e9], [0.0, -1.0, math.inf], "(0, inf)"),
-        (NON_NEGATIVE, [0.0, 1e9], [-1e-9, math.inf], "[0, inf)"),
-        (Interval(0.0, 1.0, True, True), [0.5], [0.0, 1.0], "(0, 1)"),
-        (Interval(), [-1e30, 1e30], [math.inf, -math.inf, math.nan], "(-inf, inf)"),
-    ],
+@cases(
+    "interval, inside, outside, text",
+    (UNIT, [0.0, 0.5, 1.0], [-1e-9, 1.1, math.nan], "[0, 1]"),
+    (POSITIVE, [1e-9, 1e9], [0.0, -1.0, math.inf], "(0, inf)"),
+    (NON_NEGATIVE, [0.0, 1e9], [-1e-9, math.inf], "[0, inf)"),
+    (Interval(0.0, 1.0, True, True), [0.5], [0.0, 1.0], "(0, 1)"),
+    (Interval(), [-1e30, 1e30], [math.inf, -math.inf, math.nan], "(-inf, inf)"),
 )
 def test_intervals(interval, inside, outside, text):
     assert all(x in interval for x in inside)

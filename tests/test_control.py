@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanReward, Params
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
@@ -33,14 +34,12 @@ def one_batch(env, **options):
     return problem, params, collector, batch
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "actions"),
-    [
-        ("CartPole-v1", (4,), 2),
-        ("FrozenLake-misc", (16,), 4),
-        ("Breakout-MinAtar", (10, 10, 4), 3),
-        ("Catch-bsuite", (10, 5), 3),
-    ],
+@cases(
+    "name, shape, actions",
+    ("CartPole-v1", (4,), 2),
+    ("FrozenLake-misc", (16,), 4),
+    ("Breakout-MinAtar", (10, 10, 4), 3),
+    ("Catch-bsuite", (10, 5), 3),
 )
 def test_adapter_knows_gymnax_environments(name, shape, actions):
     environment = control.adapt(gymnax.make(name)[0])
@@ -321,13 +320,11 @@ def test_evaluation_plays_whole_episodes():
     assert bounded(key)[1].tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"num_envs": 0}, "num_envs"),
-        ({"num_steps": -1}, "num_steps"),
-        ({"reward_discount": 1.5}, "reward_discount"),
-    ],
+@cases(
+    "options, match",
+    ({"num_envs": 0}, "num_envs"),
+    ({"num_steps": -1}, "num_steps"),
+    ({"reward_discount": 1.5}, "reward_discount"),
 )
 def test_bad_sizes_name_the_field(options, match):
     with pytest.raises(ConfigError, match=match):

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import countdown_zero
-import pytest
+from tables import cases
 
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-@pytest.mark.parametrize("numbers", [[3, 7, 2], [9, 9, 1], [5, 5, 5]])
+@cases("numbers", [3, 7, 2], [9, 9, 1], [5, 5, 5])
 def test_each_trace_computes_rightly_and_answers_its_last(numbers):
     draw = random.Random(0)
     values = sorted({one.value for one in countdown_zero.tries(numbers)})
@@ -43,20 +43,18 @@ def test_each_trace_computes_rightly_and_answers_its_last(numbers):
     assert outcomes == {0.0, 1.0}  # the traces contain searches that succeed and searches that fail
 
 
-@pytest.mark.parametrize("text", ["(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7:3*2+7"])
+@cases("text", "(3*2)+7", "7+3*2", "7+(2*3)", "((7))+2*3", "3+7:3*2+7")
 def test_any_right_expression_is_right(text):
     assert countdown_zero.right([f"7-2=5+3=8:{text}"], [[3, 7, 2]], [13]) == [1.0]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        # Wrong traces: without an answer after the tries; with other numbers or another value;
-        # without an expression.
-        *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7:", ":(3*2)+7:3+7"),
-        *(":3+3+7", ":3*2+7+0", ":3*2*7", ":6+7", ":13", ":(3-2)*7", ":(7-3)*2+7-2"),
-        *(":3*2+7=13", ":3*2+7,", ":(3*2+7", ":3(2)+7", ":7--2*-3", ":3*2++7", ":" + 90 * "("),
-    ],
+    # Wrong traces: without an answer after the tries; with other numbers or another value;
+    # without an expression.
+    *("", "(3*2)+7", "3*2=6+7=D", "(3*2)+7:", ":(3*2)+7:3+7"),
+    *(":3+3+7", ":3*2+7+0", ":3*2*7", ":6+7", ":13", ":(3-2)*7", ":(7-3)*2+7-2"),
+    *(":3*2+7=13", ":3*2+7,", ":(3*2+7", ":3(2)+7", ":7--2*-3", ":3*2++7", ":" + 90 * "("),
 )
 def test_all_else_is_wrong(text):
     assert countdown_zero.right([text], [[3, 7, 2]], [13]) == [0.0]

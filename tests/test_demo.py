@@ -6,6 +6,7 @@ from pathlib import Path
 
 import demo
 import pytest
+from tables import cases
 
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store import metrics, statistics
@@ -31,20 +32,18 @@ def fake_part(name, score, values, status=0):
     return part._replace(main=main)
 
 
-@pytest.mark.parametrize(
-    ("returns", "accuracies", "status"),
-    [
-        # The interquartile mean is 485, the mean 0.91.
-        ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),
-        *(
-            pytest.param(returns, accuracies, 1, marks=pytest.mark.slow)
-            for returns, accuracies in (
-                ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92]),  # 470
-                ([500.0] * 4, [0.85, 0.94]),  # 0.895
-                ([500.0] * 4, [None, 0.94]),
-            )
-        ),
-    ],
+@cases(
+    "returns, accuracies, status",
+    # The interquartile mean is 485, the mean 0.91.
+    ([0.0, 480.0, 490.0, 500.0], [0.9, 0.92], 0),
+    *(
+        pytest.param(returns, accuracies, 1, marks=pytest.mark.slow)
+        for returns, accuracies in (
+            ([0.0, 450.0, 490.0, 500.0], [0.9, 0.92]),  # 470
+            ([500.0] * 4, [0.85, 0.94]),  # 0.895
+            ([500.0] * 4, [None, 0.94]),
+        )
+    ),
 )
 def test_the_demo_tells_whether_it_learned(
     tmp_path, monkeypatch, capsys, returns, accuracies, status
@@ -74,9 +73,7 @@ def test_the_demo_hands_on_a_failure(tmp_path, monkeypatch):
         demo.main([f"--out={tmp_path}"])
 
 
-@pytest.mark.parametrize(
-    "step", ["check_job", pytest.param("compile_programs", marks=pytest.mark.slow)]
-)
+@cases("step", "check_job", pytest.param("compile_programs", marks=pytest.mark.slow))
 def test_the_flags_of_the_demo_are_valid(tmp_path, monkeypatch, step):
     def refuse(job):
         raise AssertionError("compiled")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from parrot import MODEL, parrot
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
@@ -26,15 +27,13 @@ def wide():
     return narrow._replace(respond=respond, demonstrate=lambda state, key: 2 + jnp.arange(2))
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
-    [
-        wide,
-        dialogues.mastermind,
-        dialogues.higher_lower,
-        dialogues.calculator,
-        functools.partial(language.tasks.multiplication, 1),
-    ],
+    wide,
+    dialogues.mastermind,
+    dialogues.higher_lower,
+    dialogues.calculator,
+    functools.partial(language.tasks.multiplication, 1),
 )
 def test_programs_fit_together_with_64_bits(make):
     """The programs are traced only: warm start, a step that returns the types of its arguments, an
@@ -62,24 +61,22 @@ def wrong(name, change):
     return pytest.param(change, name, id=name.replace(" ", "_"))
 
 
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        wrong("respond: reward", lambda d: respond_with(d, 2, lambda x: jnp.int32(0))),
-        wrong("respond: done", lambda d: respond_with(d, 3, lambda x: jnp.int32(0))),
-        wrong("respond: state", lambda d: respond_with(d, 0, lambda x: (x, x))),
-        wrong(
-            "respond: tokens of the reply",
-            lambda d: respond_with(d, 1, lambda x: x._replace(tokens=jnp.zeros(9, jnp.int32))),
-        ),
-        wrong("accuracy", lambda d: d._replace(accuracy=lambda state: jnp.zeros(2))),
-        wrong("reset: tokens of the prompt", lambda d: d._replace(prompt_length=5)),
-        wrong("max_turns", lambda d: d._replace(max_turns=0)),
-        wrong(
-            "demonstrate",
-            lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32)),
-        ),
-    ],
+@cases(
+    "change, names",
+    wrong("respond: reward", lambda d: respond_with(d, 2, lambda x: jnp.int32(0))),
+    wrong("respond: done", lambda d: respond_with(d, 3, lambda x: jnp.int32(0))),
+    wrong("respond: state", lambda d: respond_with(d, 0, lambda x: (x, x))),
+    wrong(
+        "respond: tokens of the reply",
+        lambda d: respond_with(d, 1, lambda x: x._replace(tokens=jnp.zeros(9, jnp.int32))),
+    ),
+    wrong("accuracy", lambda d: d._replace(accuracy=lambda state: jnp.zeros(2))),
+    wrong("reset: tokens of the prompt", lambda d: d._replace(prompt_length=5)),
+    wrong("max_turns", lambda d: d._replace(max_turns=0)),
+    wrong(
+        "demonstrate",
+        lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32)),
+    ),
 )
 def test_a_broken_contract_is_named(change, names):
     dialogue = parrot(turns=2, budget=2, reply_length=1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 from tiny import MODEL
 
 from jaxrl_po import run
@@ -150,27 +151,25 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
     assert launch.language([*arguments, f"--out={tmp_path / 'run'}"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--problem.prompt_set=4"], "problem.prompt_set"),
-        (["--problem.process_reward=true"], "problem.process_reward"),
-        (
-            ["--reward=model"],
-            "reward: must be left out with task = higher_lower, which has its own, got model",
-        ),
-        (
-            ["--reward=mine.py:f"],
-            "reward: must be left out with task = higher_lower, which has its own, got ",
-        ),
-        (["--task.numbers=1"], "task.numbers: must lie in [2, 100], got 1"),
-        (["--task.max_turns=0"], "task.max_turns: must lie in [1, 100], got 0"),
-        (["--task=mastermnd"], "task: unknown name 'mastermnd'; did you mean mastermind"),
-        (
-            ["--problem.max_new_tokens=2"],
-            "problem.max_new_tokens: must be at least 3, the longest answer",
-        ),
-    ],
+@cases(
+    "arguments, said",
+    (["--problem.prompt_set=4"], "problem.prompt_set"),
+    (["--problem.process_reward=true"], "problem.process_reward"),
+    (
+        ["--reward=model"],
+        "reward: must be left out with task = higher_lower, which has its own, got model",
+    ),
+    (
+        ["--reward=mine.py:f"],
+        "reward: must be left out with task = higher_lower, which has its own, got ",
+    ),
+    (["--task.numbers=1"], "task.numbers: must lie in [2, 100], got 1"),
+    (["--task.max_turns=0"], "task.max_turns: must lie in [1, 100], got 0"),
+    (["--task=mastermnd"], "task: unknown name 'mastermnd'; did you mean mastermind"),
+    (
+        ["--problem.max_new_tokens=2"],
+        "problem.max_new_tokens: must be at least 3, the longest answer",
+    ),
 )
 def test_what_a_dialogue_cannot_have_is_one_line(arguments, said, tmp_path):
     small = [item for item in SMALL if not item.startswith("--task.")]

@@ -10,6 +10,7 @@ import optax
 import pytest
 from learners import dialogue_problem
 from parrot import MODEL, TOKENIZER, parrot
+from tables import cases
 
 from jaxrl_po import advantages, group_advantages, language, losses
 from jaxrl_po.algorithms import a2c, grpo, ppo, trpo
@@ -320,14 +321,12 @@ def test_equal_sums_in_another_order_are_equal():
     assert (found[:, 1] != 0).any()
 
 
-@pytest.mark.parametrize(
-    ("config", "field"),
-    [
-        (grpo.Config(supervision="turn"), "supervision"),
-        (ppo.Config(discount_per="turn"), "discount_per"),
-        (trpo.Config(discount_per="turn"), "discount_per"),
-        (a2c.Config(discount_per="turn"), "discount_per"),
-    ],
+@cases(
+    "config, field",
+    (grpo.Config(supervision="turn"), "supervision"),
+    (ppo.Config(discount_per="turn"), "discount_per"),
+    (trpo.Config(discount_per="turn"), "discount_per"),
+    (a2c.Config(discount_per="turn"), "discount_per"),
 )
 def test_turns_are_asked_for_where_there_are_some(config, field):
     task = language.tasks.addition(1)

@@ -17,6 +17,7 @@ import jax
 import pytest
 import trial
 from scripts import python
+from tables import cases
 
 import jaxrl_po
 from jaxrl_po import __main__ as command_line
@@ -295,7 +296,7 @@ def test_pseudo_code_fits_critic_to_unwhitened_advantages(path):
             assert "whiten(A)" in code[target.end() :]
 
 
-@pytest.mark.parametrize("path", [README, DOCS / "index.md", DOCS / "cli.md"], ids=name)
+@cases("path", README, DOCS / "index.md", DOCS / "cli.md", ids=name)
 def test_commands_run_in_the_order_of_the_page(path):
     """A command reads only files that an earlier command wrote."""
     made = set()
@@ -308,9 +309,7 @@ def test_commands_run_in_the_order_of_the_page(path):
                 assert folder in made, line
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in EVERYTHING if path.stem != "pretrained"], ids=name
-)
+@cases("path", *[path for path in EVERYTHING if path.stem != "pretrained"], ids=name)
 def test_initial_state_is_made_by_compiled_function(path):
     """Pretrained parameters are an exception, since they would be constants of the program."""
     for line in path.read_text().splitlines():

@@ -1,9 +1,9 @@
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import tiny
 import toy_run
 from probes import one_piece
+from tables import cases
 
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, trpo
 from jaxrl_po.masked import Mean
@@ -95,13 +95,11 @@ def test_a_large_kl_is_reported_once():
     assert list(doubts.about(6, large, {})) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "kl",
-    [
-        Mean(np.array([[8.0]]), np.array([[8.0]])),
-        Mean(np.array([[np.nan]]), np.array([[8.0]])),
-        Mean(np.array([[0.0]]), np.array([[0.0]])),
-    ],
+    Mean(np.array([[8.0]]), np.array([[8.0]])),
+    Mean(np.array([[np.nan]]), np.array([[8.0]])),
+    Mean(np.array([[0.0]]), np.array([[0.0]])),
     ids=["one", "nan", "empty"],
 )
 def test_no_other_kl_is_reported(kl):
@@ -109,17 +107,15 @@ def test_no_other_kl_is_reported(kl):
     assert list(MetricWarnings().about(0, {"exact_kl": kl * 9.0}, {})) == []
 
 
-@pytest.mark.parametrize(
-    ("method", "advice"),
-    [
-        (ppo.Config(), "set --config.early_stop, which ends an update at a KL of --config.target"),
-        (ppo.Config(early_stop=True), "lower --config.learning_rate"),
-        (grpo.Config(), "lower --config.learning_rate"),
-        (a2c.Config(), "lower --config.learning_rate"),
-        (trpo.Config(), "lower --config.max_kl"),
-        (npg.Config(), "lower --config.max_kl"),
-        (None, ""),
-    ],
+@cases(
+    "method, advice",
+    (ppo.Config(), "set --config.early_stop, which ends an update at a KL of --config.target"),
+    (ppo.Config(early_stop=True), "lower --config.learning_rate"),
+    (grpo.Config(), "lower --config.learning_rate"),
+    (a2c.Config(), "lower --config.learning_rate"),
+    (trpo.Config(), "lower --config.max_kl"),
+    (npg.Config(), "lower --config.max_kl"),
+    (None, ""),
 )
 def test_advice_names_fields_of_the_method(method, advice):
     assert smaller_steps(method).startswith(advice)
@@ -139,13 +135,11 @@ def test_a_run_says_what_makes_steps_smaller(tmp_path):
     assert ": do less; " in said
 
 
-@pytest.mark.parametrize(
-    ("script", "flags", "advice"),
-    [
-        (control, tiny.CONTROL, "set --config.early_stop"),
-        (control, [*tiny.CONTROL, "--network.memory=transformer"], "lower --config.learn"),
-        (language, [*tiny.LANGUAGE, "--algorithm=grpo"], "lower --config.learning_rate"),
-    ],
+@cases(
+    "script, flags, advice",
+    (control, tiny.CONTROL, "set --config.early_stop"),
+    (control, [*tiny.CONTROL, "--network.memory=transformer"], "lower --config.learn"),
+    (language, [*tiny.LANGUAGE, "--algorithm=grpo"], "lower --config.learning_rate"),
     ids=["ppo", "memory", "language"],
 )
 def test_a_job_has_its_methods_advice(tmp_path, script, flags, advice):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import tabular_problem
+from tables import cases
 
 from jaxrl_po import divergences, masked
 from jaxrl_po.algorithms import dapo, group_policy, grpo
@@ -75,7 +76,7 @@ def test_groups_divide_over_devices_by_the_named_setting():
         )
 
 
-@pytest.mark.parametrize("num_groups", [0, 2, 7])
+@cases("num_groups", 0, 2, 7)
 def test_the_first_informative_groups_are_kept_in_order(num_groups):
     _, batch = collect(num_groups=num_groups)
     wanted = num_groups or GROUPS
@@ -351,21 +352,19 @@ def test_overlong_filtering_leaves_cut_rows_out():
     )
 
 
-@pytest.mark.parametrize(
-    ("problem", "options", "match"),
-    [
-        (INNER, {"max_generation_batches": 0}, "max_generation_batches: must be a whole number in"),
-        (
-            INNER,
-            {"max_generation_batches": 2, "num_groups": -1},
-            "num_groups: must be a whole number in",
-        ),
-        (
-            tabular_problem(group_size=1),
-            {"max_generation_batches": 2},
-            "group_size: must be at least 2",
-        ),
-    ],
+@cases(
+    "problem, options, match",
+    (INNER, {"max_generation_batches": 0}, "max_generation_batches: must be a whole number in"),
+    (
+        INNER,
+        {"max_generation_batches": 2, "num_groups": -1},
+        "num_groups: must be a whole number in",
+    ),
+    (
+        tabular_problem(group_size=1),
+        {"max_generation_batches": 2},
+        "group_size: must be at least 2",
+    ),
     ids=["batches", "groups", "alone"],
 )
 def test_bad_input(problem, options, match):

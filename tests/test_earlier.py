@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tables import cases
 from test_exporters import events
 
 from jaxrl_po.cli import evaluate, plot, render, report
@@ -89,7 +90,7 @@ def test_evaluation_of_a_run_is_reproduced(runs, tmp_path):
     assert json.loads(out.read_text())["iteration"] == iteration == 3
 
 
-@pytest.mark.parametrize("script", [evaluate, render], ids=lambda script: script.__name__)
+@cases("script", evaluate, render, ids=lambda script: script.__name__)
 def test_best_checkpoint_is_described_as_shared_by_seeds(script, capsys):
     assert script.main(["--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -99,23 +100,21 @@ def test_best_checkpoint_is_described_as_shared_by_seeds(script, capsys):
         assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
+@cases(
+    "flags, message",
+    ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
+    (
+        ["--run={tmp}"],
         (
-            ["--run={tmp}"],
-            (
-                r"^run: must be the folder of a run of jaxrl-po control or jaxrl-po language, "
-                r"got .*; it holds no config.json"
-            ),
+            r"^run: must be the folder of a run of jaxrl-po control or jaxrl-po language, "
+            r"got .*; it holds no config.json"
         ),
-        (["--run={control}", "--checkpoint=worst"], "checkpoint: must be one of"),
-        (
-            ["--run={control}", "--out={tmp}/a.txt"],
-            "out: must be a file whose name ends in .json, got .*a.txt",
-        ),
-    ],
+    ),
+    (["--run={control}", "--checkpoint=worst"], "checkpoint: must be one of"),
+    (
+        ["--run={control}", "--out={tmp}/a.txt"],
+        "out: must be a file whose name ends in .json, got .*a.txt",
+    ),
 )
 def test_what_cannot_be_evaluated_is_named(runs, tmp_path, flags, message):
     with pytest.raises(ConfigError, match=message):
@@ -156,7 +155,7 @@ def test_runs_are_compared_seed_by_seed(tmp_path, capsys):
 ADDITION = {"script": "language", "task": "addition", "score": "greedy_accuracy"}
 
 
-@pytest.mark.parametrize("name", ["new/two.pdf", "TWO.SVG"])
+@cases("name", "new/two.pdf", "TWO.SVG")
 def test_a_figure_alone_is_written_to_a_file(tmp_path, capsys, name):
     """A name that begins with an underscore is in the legend."""
     paths = [fake_run(tmp_path / "runs" / each, [1.0, 2.0]) for each in ("_a$_", "b{")]
@@ -285,7 +284,7 @@ def test_control_and_language_have_no_score_in_common(tmp_path, capsys, drawn):
     assert [x_label for _, x_label, _ in drawn[::2]] == units
 
 
-@pytest.mark.parametrize("metric", [[], ["--metric=entropy"]])
+@cases("metric", [], ["--metric=entropy"])
 def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
     paths = [fake_run(tmp_path / name, [1.0]) for name in "ab"]
     (tmp_path / "b" / "metrics.jsonl").write_text('{"iteration": 0, "step": 0, "kl": [0.0]}\n')
@@ -293,19 +292,17 @@ def test_runs_without_a_metric_in_common_are_refused(tmp_path, metric):
         plot.main([*paths, *metric, f"--out={tmp_path / 'out'}"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ([], UsageError, "name 1 to 8 folders of runs"),
-        (["{tmp}/nowhere"], UsageError, r"\S+nowhere: must be the folder .*; it holds no config"),
-        (
-            ["{run}", "--metric=speed"],
-            ConfigError,
-            "metric: must be in all runs, which have entropy, greedy_return, got speed",
-        ),
-        (["{run}", "--metrics=speed"], ConfigError, "metrics: is .*; did you mean metric"),
-        (["{tmp}/grid"], UsageError, r"\S+grid must be the folder of a run; a sweep has its own "),
-    ],
+@cases(
+    "arguments, error, message",
+    ([], UsageError, "name 1 to 8 folders of runs"),
+    (["{tmp}/nowhere"], UsageError, r"\S+nowhere: must be the folder .*; it holds no config"),
+    (
+        ["{run}", "--metric=speed"],
+        ConfigError,
+        "metric: must be in all runs, which have entropy, greedy_return, got speed",
+    ),
+    (["{run}", "--metrics=speed"], ConfigError, "metrics: is .*; did you mean metric"),
+    (["{tmp}/grid"], UsageError, r"\S+grid must be the folder of a run; a sweep has its own "),
 )
 def test_what_cannot_be_compared_is_named(tmp_path, arguments, error, message):
     run = fake_run(tmp_path / "a", [1.0])

@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax import struct
 from gymnax.environments import spaces
 from probes import MatchCue, Params
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
@@ -150,7 +151,7 @@ def factories(env):
     }
 
 
-@pytest.mark.parametrize("factory", ["problem", "groups", "vine", "evaluate", "record"])
+@cases("factory", "problem", "groups", "vine", "evaluate", "record")
 def test_every_factory_names_a_slip(factory):
     for env in (Plain(terminated=lambda x: x[None]), spoilt(terminated=jnp.zeros(1, bool))):
         with pytest.raises(ConfigError, match=r"^env: \w+: terminated of step .* got \[1\]"):
@@ -168,47 +169,43 @@ def spoilt(after=lambda state: state, **changes):
     return sound._replace(step=step)
 
 
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        (
-            spoilt(lambda x: State(x.time * 1.0)),
-            r"state.time of step must be int32\[\], .* float32",
-        ),
-        (spoilt(observation=jnp.zeros(4)), r"observation of step must be float32\[3\], .*\[4\]"),
-        (
-            spoilt(final_observation={}),
-            r"final_observation of step must be float32\[3\], .* nothing",
-        ),
-        (spoilt(reward=jnp.zeros(1)), r"reward of step must be of shape \[\], got \[1\]"),
-    ],
+@cases(
+    "env, message",
+    (
+        spoilt(lambda x: State(x.time * 1.0)),
+        r"state.time of step must be int32\[\], .* float32",
+    ),
+    (spoilt(observation=jnp.zeros(4)), r"observation of step must be float32\[3\], .*\[4\]"),
+    (
+        spoilt(final_observation={}),
+        r"final_observation of step must be float32\[3\], .* nothing",
+    ),
+    (spoilt(reward=jnp.zeros(1)), r"reward of step must be of shape \[\], got \[1\]"),
 )
 def test_functions_of_ones_own_are_checked_alike(env, message):
     with pytest.raises(ConfigError, match=f"^env: Environment: {message}"):
         factories(env)["problem"]()
 
 
-@pytest.mark.parametrize(
+@cases(
     "env",
-    [
-        Plain(reward=lambda _: True),
-        Plain(reward=lambda _: 1),
-        Plain(reward=lambda _: jnp.ones(1, jnp.int32)),
-        Plain(terminated=lambda x: x.astype(jnp.int32), truncated=lambda _: False),
-        Plain(state=lambda x: x, reset=lambda x, s: (x, State(0))),
-        Plain(info=lambda x: x | {"name": "plain", "text": object()}),
-        Plain(observation=lambda x: x.astype(np.float16)),
-        Parts(observation=lambda x: x | {"c": jnp.zeros(2)}),
-        Image(),
-        spoilt(reward=1),
-        control.adapt(Plain())._replace(  # a weak type that the loop converts
-            reset=lambda key: (jnp.zeros(3), 0),
-            step=lambda key, state, action: (
-                state + jnp.float32(1.0),
-                control.Transition(jnp.zeros(3), 1, False, False, jnp.zeros(3)),
-            ),
+    Plain(reward=lambda _: True),
+    Plain(reward=lambda _: 1),
+    Plain(reward=lambda _: jnp.ones(1, jnp.int32)),
+    Plain(terminated=lambda x: x.astype(jnp.int32), truncated=lambda _: False),
+    Plain(state=lambda x: x, reset=lambda x, s: (x, State(0))),
+    Plain(info=lambda x: x | {"name": "plain", "text": object()}),
+    Plain(observation=lambda x: x.astype(np.float16)),
+    Parts(observation=lambda x: x | {"c": jnp.zeros(2)}),
+    Image(),
+    spoilt(reward=1),
+    control.adapt(Plain())._replace(  # a weak type that the loop converts
+        reset=lambda key: (jnp.zeros(3), 0),
+        step=lambda key, state, action: (
+            state + jnp.float32(1.0),
+            control.Transition(jnp.zeros(3), 1, False, False, jnp.zeros(3)),
         ),
-    ],
+    ),
 )
 def test_harmless_types_stay_accepted(env):
     _, batch = factories(env)["problem"]()
@@ -294,27 +291,25 @@ class Outputs(nn.Module):
         return {"logits": logits, "column": column, "both": both}[self.kind]
 
 
-@pytest.mark.parametrize(
-    ("env", "modules", "message"),
-    [
-        (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
-        (NoFinalObservation(), {}, "info of step must hold final_observation"),
-        (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
-        (NoSpace(), {}, "NoSpace lacks action_space"),
-        (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
-        (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
-        (
-            MatchCue(),
-            {"policy": Outputs("logits")},
-            r"wrap logits as jaxrl_po.distributions.Categorical",
-        ),
-        (
-            MatchCue(),
-            {"critic": Outputs("column")},
-            r"one value for each observation.*drop a last axis of 1",
-        ),
-        (MatchCue(), {"actor_critic": Outputs("both")}, r"one value for each observation"),
-    ],
+@cases(
+    "env, modules, message",
+    (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
+    (NoFinalObservation(), {}, "info of step must hold final_observation"),
+    (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
+    (NoSpace(), {}, "NoSpace lacks action_space"),
+    (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
+    (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
+    (
+        MatchCue(),
+        {"policy": Outputs("logits")},
+        r"wrap logits as jaxrl_po.distributions.Categorical",
+    ),
+    (
+        MatchCue(),
+        {"critic": Outputs("column")},
+        r"one value for each observation.*drop a last axis of 1",
+    ),
+    (MatchCue(), {"actor_critic": Outputs("both")}, r"one value for each observation"),
 )
 def test_errors_of_a_contract_name_the_remedy(env, modules, message):
     def trace():
@@ -348,9 +343,7 @@ class Endless:
         return MatchCue().observation_space()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"), [(6, "add max_steps_in_episode"), (5, "got 5 values")]
-)
+@cases("values, message", (6, "add max_steps_in_episode"), (5, "got 5 values"))
 def test_evaluation_needs_step_limit_after_valid_step(values, message):
     problem = control.make_problem(Endless(), num_envs=2, num_steps=2)
     with pytest.raises(ConfigError, match=message):

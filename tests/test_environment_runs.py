@@ -15,6 +15,7 @@ import pytest
 from costs import uncounted
 from folders import TOOL_ROWS, write_rows, write_tools
 from scripts import everything
+from tables import cases
 
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
@@ -191,29 +192,27 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     np.testing.assert_array_equal(held.score, np.full((2, 2), 3.0))
 
 
-@pytest.mark.parametrize(
-    ("further", "said"),
-    [
-        (["--tools=mine.py:None"], r"tools: \S*mine.py"),
-        (["--tools=Guess"], "tools: must be a file and a class, file.py:Class"),
-        ([f"--tools={CLASSES}:Gess"], "tools: .* holds no 'Gess', but Guess"),
-        ([f"--tools={CLASSES}:Blind"], "tools: must have a method get_reward, or reward"),
-        (["--task=mastermind"], "task: must be file with tools = "),
-        (["--init_from="], "init_from: must name a pretrained model with a chat template"),
-        (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
-        (["--tools.reply_length=3"], "tools.reply_length: must be above 3, the tokens"),
-        (["--tools.turns=12"], "tools.turns: the longest dialogue has"),
-        (["--tools.turns=0"], r"tools.turns: must lie in \[1"),
-        (["--tools.timeout=0"], "tools.timeout: must lie in"),
-        (["--reward=model"], "reward: must be left out with tools, got model"),
-        (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
-        (
-            ["--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            "config.dynamic_sampling: .* a refill needs",
-        ),
-        (["--distributed"], "distributed: must be false with tools = "),
-        (["--problem.prompt_set=2"], "problem.prompt_set"),
-    ],
+@cases(
+    "further, said",
+    (["--tools=mine.py:None"], r"tools: \S*mine.py"),
+    (["--tools=Guess"], "tools: must be a file and a class, file.py:Class"),
+    ([f"--tools={CLASSES}:Gess"], "tools: .* holds no 'Gess', but Guess"),
+    ([f"--tools={CLASSES}:Blind"], "tools: must have a method get_reward, or reward"),
+    (["--task=mastermind"], "task: must be file with tools = "),
+    (["--init_from="], "init_from: must name a pretrained model with a chat template"),
+    (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
+    (["--tools.reply_length=3"], "tools.reply_length: must be above 3, the tokens"),
+    (["--tools.turns=12"], "tools.turns: the longest dialogue has"),
+    (["--tools.turns=0"], r"tools.turns: must lie in \[1"),
+    (["--tools.timeout=0"], "tools.timeout: must lie in"),
+    (["--reward=model"], "reward: must be left out with tools, got model"),
+    (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
+    (
+        ["--algorithm=dapo", "--config.dynamic_sampling=refill"],
+        "config.dynamic_sampling: .* a refill needs",
+    ),
+    (["--distributed"], "distributed: must be false with tools = "),
+    (["--problem.prompt_set=2"], "problem.prompt_set"),
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_before_anything_compiles(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.config import ConfigError
@@ -50,7 +51,7 @@ def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
     return run(envs, jax.random.key(key))
 
 
-@pytest.mark.parametrize("interval", [1, 4, 5, pytest.param(100, marks=pytest.mark.slow)])
+@cases("interval", 1, 4, 5, pytest.param(100, marks=pytest.mark.slow))
 def test_terminations_and_limits_are_told_apart(interval):
     """Episodes end before their limit of 3 steps, end at the limit, or would end after the
     limit."""
@@ -97,7 +98,7 @@ def test_each_step_draws_its_own_start_by_default():
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.mark.parametrize("interval", [6, pytest.param(7, marks=pytest.mark.slow)])
+@cases("interval", 6, pytest.param(7, marks=pytest.mark.slow))
 def test_no_two_episodes_begin_with_the_same_start(interval):
     environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=interval)
     envs, trajectory = played(environment)
@@ -107,9 +108,7 @@ def test_no_two_episodes_begin_with_the_same_start(interval):
     assert not set(starts(again)[:, 1:].ravel().tolist()) & set(drawn.ravel().tolist())
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "rounds"), [(8, 0), (9, 1), pytest.param(12, 1, marks=pytest.mark.slow), (16, 2)]
-)
+@cases("num_steps, rounds", (8, 0), (9, 1), pytest.param(12, 1, marks=pytest.mark.slow), (16, 2))
 def test_a_start_is_drawn_where_one_was_used(num_steps, rounds):
     """Each fifth step ends an episode; steps 8 and 12 replace the starts that were used in the
     fifth steps."""
@@ -144,8 +143,8 @@ def chosen(asked, x, old):
     return where(asked, new, (x, 0.5), old)  # the value y is the same for all rows
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 17])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@cases("size", 1, 5, 16, 17)
+@cases("share", 0.0, 0.1, 0.5, 1.0)
 def test_where_is_a_choice_row_by_row(size, share):
     DRAWN.clear()
     asked = np.asarray(jax.random.bernoulli(jax.random.key(size), share, (2, size)))
@@ -191,9 +190,7 @@ def test_step_without_episode_end_draws_no_start():
     assert " while(" in entry
 
 
-@pytest.mark.parametrize(
-    "interval", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6)), 16]
-)
+@cases("interval", *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6)), 16)
 def test_starts_have_the_distribution_of_reset(interval):
     """The law is unbiased even if the start decides the length of the episode: 1 step or 32
     steps."""
@@ -276,14 +273,12 @@ class State:
     info: dict
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_steps": 0}, "max_steps must be a whole number in"),
-        ({"max_steps": 10.5}, r"max_steps must be .*got 10\.5"),
-        ({"max_steps": True}, "max_steps must be .*got True"),
-        ({"reset_interval": 0}, "reset_interval must be"),
-    ],
+@cases(
+    "changes, message",
+    ({"max_steps": 0}, "max_steps must be a whole number in"),
+    ({"max_steps": 10.5}, r"max_steps must be .*got 10\.5"),
+    ({"max_steps": True}, "max_steps must be .*got True"),
+    ({"reset_interval": 0}, "reset_interval must be"),
 )
 def test_counts_below_one_are_named(changes, message):
     with pytest.raises(ConfigError, match=message):

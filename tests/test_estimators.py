@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import segments
 import tabular
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 
@@ -174,24 +175,22 @@ def test_another_seed_is_another_measurement(script, run):
     )
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--gamma=1", r"gamma: must lie in \(0, 0.999\], got 1"),
-        ("--num_samples=1030", "num_samples: must be a multiple of 16, got 1030"),
-        ("--num_steps=1", r"num_steps: must lie in \[2, 256\] steps, got 1"),
-        ("--num_states=1", r"num_states: must lie in \[2, 16\], got 1"),
-        (
-            "--lambdas=0,1.5",
-            r"lambdas: must be numbers in \[0, 1\], separated by commas, got '0,1.5'",
-        ),
-        ("--lambdas=0,,1", r"lambdas: must be numbers in \[0, 1\]"),
-        ("--lambdas=nan", r"lambdas: must be numbers in \[0, 1\]"),
-        ("--value_error=-1", r"value_error: must lie in \[0, inf\)?"),
-        ("--accuracy=0", r"accuracy: must lie in \(0, 1\]"),
-        ("--gama=0.9", "gama: is not a setting; did you mean gamma?"),
-        ("--out=", "out: must name a folder"),
-    ],
+@cases(
+    "argument, message",
+    ("--gamma=1", r"gamma: must lie in \(0, 0.999\], got 1"),
+    ("--num_samples=1030", "num_samples: must be a multiple of 16, got 1030"),
+    ("--num_steps=1", r"num_steps: must lie in \[2, 256\] steps, got 1"),
+    ("--num_states=1", r"num_states: must lie in \[2, 16\], got 1"),
+    (
+        "--lambdas=0,1.5",
+        r"lambdas: must be numbers in \[0, 1\], separated by commas, got '0,1.5'",
+    ),
+    ("--lambdas=0,,1", r"lambdas: must be numbers in \[0, 1\]"),
+    ("--lambdas=nan", r"lambdas: must be numbers in \[0, 1\]"),
+    ("--value_error=-1", r"value_error: must lie in \[0, inf\)?"),
+    ("--accuracy=0", r"accuracy: must lie in \(0, 1\]"),
+    ("--gama=0.9", "gama: is not a setting; did you mean gamma?"),
+    ("--out=", "out: must name a folder"),
 )
 def test_bad_input_is_one_line(script, argument, message):
     with pytest.raises(ConfigError, match=f"^{message}") as error:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
@@ -55,7 +56,7 @@ def shown():
     )(*trained(), KEY)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
+@cases("n", 1, 2, 5, 8)
 def test_pass_at_k_is_one_minus_binomial_ratio(n):
     """Among the C(n, k) choices of k from n samples, C(n − c, k) contain no right answer."""
     correct = jnp.arange(n + 1)
@@ -97,7 +98,7 @@ def test_pass_at_k_is_unbiased_unlike_plug_in():
     assert weights @ (1 - (1 - counts / n) ** k) < 1 - (1 - p) ** k - 0.03
 
 
-@pytest.mark.parametrize("k", [0, 9])
+@cases("k", 0, 9)
 def test_k_outside_the_samples_is_refused(k):
     with pytest.raises(ConfigError, match=r"k: must be a whole number in \[1, 8\]"):
         estimate_pass_at_k(jnp.array(2), 8, k)
@@ -235,16 +236,14 @@ def test_rows_say_what_was_asked_and_answered():
     assert len({row["score"] for row in rows}) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"num_prompts": 0}, "num_prompts"),
-        ({"num_samples": -1}, "num_samples"),
-        ({"decoding": Decoding(temperature=0.0)}, "temperature"),
-        ({"decoding": Decoding(top_p=0.0)}, "top_p"),
-        ({"decoding": Decoding(top_k=15)}, "top_k: must be at most 14"),
-        ({"decoding": Decoding(2)}, "max_new_tokens"),
-    ],
+@cases(
+    "options, match",
+    ({"num_prompts": 0}, "num_prompts"),
+    ({"num_samples": -1}, "num_samples"),
+    ({"decoding": Decoding(temperature=0.0)}, "temperature"),
+    ({"decoding": Decoding(top_p=0.0)}, "top_p"),
+    ({"decoding": Decoding(top_k=15)}, "top_k: must be at most 14"),
+    ({"decoding": Decoding(2)}, "max_new_tokens"),
 )
 def test_bad_arguments_are_named(options, match):
     with pytest.raises(ConfigError, match=match):

@@ -11,6 +11,7 @@ import finished as finished_runs
 import jax
 import pytest
 from scripts import everything
+from tables import cases
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -38,45 +39,43 @@ def snapshot(path):
 
 
 @pytest.mark.usefixtures("no_compilation")
-@pytest.mark.parametrize(
-    ("script", "arguments", "message"),
-    [
+@cases(
+    "script, arguments, message",
+    (
+        "control",
+        [],
         (
-            "control",
-            [],
-            (
-                r"out: \S+control already holds files; "
-                r"give resume .*, overwrite .*, or choose another"
-            ),
+            r"out: \S+control already holds files; "
+            r"give resume .*, overwrite .*, or choose another"
         ),
-        (
-            "control",
-            ["--resume", "--config.learning_rate=0.5"],
-            r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5; leave it out, "
-            "or choose another folder$",
-        ),
-        (
-            "control",
-            ["--resume", "--problem.num_envs=8"],
-            r"problem\.num_envs: must be 4, as in the run .* got 8; leave it out, or",
-        ),
-        (
-            "control",
-            ["--resume", "--env=Pendulum-v1"],
-            r"env: must be CartPole-v1, as in the run .* got Pendulum-v1; leave",
-        ),
-        ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1; leave"),
-        (
-            "control",
-            ["--resume", "--total_steps=160"],
-            r"total_steps: must be at least 320, .* got 160: it may only grow",
-        ),
-        (
-            "language",
-            ["--resume", "--task.num_digits=2"],
-            r"task\.num_digits: must be 1, as in the run .* got 2; leave",
-        ),
-    ],
+    ),
+    (
+        "control",
+        ["--resume", "--config.learning_rate=0.5"],
+        r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5; leave it out, "
+        "or choose another folder$",
+    ),
+    (
+        "control",
+        ["--resume", "--problem.num_envs=8"],
+        r"problem\.num_envs: must be 4, as in the run .* got 8; leave it out, or",
+    ),
+    (
+        "control",
+        ["--resume", "--env=Pendulum-v1"],
+        r"env: must be CartPole-v1, as in the run .* got Pendulum-v1; leave",
+    ),
+    ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1; leave"),
+    (
+        "control",
+        ["--resume", "--total_steps=160"],
+        r"total_steps: must be at least 320, .* got 160: it may only grow",
+    ),
+    (
+        "language",
+        ["--resume", "--task.num_digits=2"],
+        r"task\.num_digits: must be 1, as in the run .* got 2; leave",
+    ),
 )
 def test_a_used_folder_keeps_every_byte(runs, script, arguments, message):
     before = snapshot(runs / script)
@@ -90,7 +89,7 @@ def test_one_script_does_not_resume_the_other(runs):
         launch.language(["--resume", f"--out={runs / 'control'}"])
 
 
-@pytest.mark.parametrize("script", ["control", "language"])
+@cases("script", "control", "language")
 def test_a_run_leaves_its_files(runs, script):
     out = runs / script
     files = {".lock", "checkpoints", "config.json", "curves.png", "metrics.jsonl", "summary.json"}

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import tiny
+from tables import cases
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from toy_run import WALK, Silent
 
@@ -130,9 +131,7 @@ class Hanging(Own):
         self.wait("close")
 
 
-@pytest.mark.parametrize(
-    ("what", "said"), [("write", "answered for 0.1 s"), ("close", "finished within 0.1 s")]
-)
+@cases("what, said", ("write", "answered for 0.1 s"), ("close", "finished within 0.1 s"))
 def test_hanging_exporter_is_reported_and_run_continues(monkeypatch, what, said):
     monkeypatch.setattr(exporters, "PATIENCE", 0.1)
     shown, until = Silent(), threading.Event()
@@ -286,7 +285,7 @@ def test_tensorboard_and_weights_and_biases_export_a_learner(tmp_path, biases, c
     assert fake.begun[1]["dir"] == str(tmp_path / "run")
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@cases("error", RuntimeError, KeyboardInterrupt)
 def test_own_exporter_closes_if_the_run_ends_early(error):
     def on_row(row):
         if row["iteration"] == 1:
@@ -298,7 +297,7 @@ def test_own_exporter_closes_if_the_run_ends_early(error):
     assert [call[0] for call in own.calls] == ["begin", "write", "write", "close"]
 
 
-@pytest.mark.parametrize("given", [Own(), [Own], [object()], "Own"])
+@cases("given", Own(), [Own], [object()], "Own")
 def test_only_objects_with_the_methods_are_exporters(given):
     with pytest.raises(
         ConfigError, match=r"^exporters: must list objects with the methods begin, "

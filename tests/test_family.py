@@ -18,6 +18,7 @@ from probes import (
     tabular_problem,
     train,
 )
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, actor_critic, grpo, npg, ppo, ppo_penalty, reinforce, trpo
@@ -47,23 +48,21 @@ NATURAL = [pytest.param(npg, marks=slow), trpo]  # both methods share one step f
 
 
 @slow
-@pytest.mark.parametrize(
-    ("module", "config"),
-    [
-        (reinforce, reinforce.Config(**FIT)),
-        (reinforce, reinforce.Config(**FIT, baseline="none")),
-        (reinforce, reinforce.Config(**FIT, baseline="batch_mean")),
-        (a2c, a2c.Config(learning_rate=1e-2)),
-        (npg, npg.Config(**FIT)),
-        (trpo, trpo.Config(**FIT)),
-        (ppo_penalty, ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)),
-        (
-            ppo_penalty,
-            ppo_penalty.Config(
-                penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
-            ),
+@cases(
+    "module, config",
+    (reinforce, reinforce.Config(**FIT)),
+    (reinforce, reinforce.Config(**FIT, baseline="none")),
+    (reinforce, reinforce.Config(**FIT, baseline="batch_mean")),
+    (a2c, a2c.Config(learning_rate=1e-2)),
+    (npg, npg.Config(**FIT)),
+    (trpo, trpo.Config(**FIT)),
+    (ppo_penalty, ppo_penalty.Config(learning_rate=1e-2, num_epochs=4, num_minibatches=1)),
+    (
+        ppo_penalty,
+        ppo_penalty.Config(
+            penalty="satisfied", learning_rate=1e-2, num_epochs=4, num_minibatches=1
         ),
-    ],
+    ),
     ids=[
         "reinforce",
         "no-baseline",
@@ -84,7 +83,7 @@ def test_policy_learns_to_name_the_cue(module, config):
 
 
 @slow
-@pytest.mark.parametrize("module", [npg, trpo])
+@cases("module", npg, trpo)
 def test_natural_steps_move_a_gaussian(module):
     problem = control.make_problem(MatchCueContinuous(), num_envs=32, num_steps=16)
     state, _, _ = train(module, module.Config(**FIT, max_kl=0.05), problem, 60)
@@ -93,13 +92,11 @@ def test_natural_steps_move_a_gaussian(module):
 
 
 @slow
-@pytest.mark.parametrize(
-    ("module", "config"),
-    [
-        (reinforce, reinforce.Config(**FIT)),
-        (trpo, trpo.Config(**FIT)),
-        (a2c, a2c.Config(learning_rate=1e-2, gamma=0.8, entropy_coefficient=0.0)),
-    ],
+@cases(
+    "module, config",
+    (reinforce, reinforce.Config(**FIT)),
+    (trpo, trpo.Config(**FIT)),
+    (a2c, a2c.Config(learning_rate=1e-2, gamma=0.8, entropy_coefficient=0.0)),
 )
 def test_critics_learn_what_they_should(module, config):
     problem = control.make_problem(CueReward(), num_envs=16, num_steps=20)
@@ -158,9 +155,7 @@ def test_impossible_steps_leave_the_policy_bit_exact():
         np.testing.assert_array_equal(first[0], last)
 
 
-@pytest.mark.parametrize(
-    "module", [*NATURAL, a2c, *(pytest.param(module, marks=slow) for module in (reinforce, grpo))]
-)
+@cases("module", *NATURAL, a2c, *(pytest.param(module, marks=slow) for module in (reinforce, grpo)))
 def test_rewards_that_are_not_numbers_move_nothing(module):
     config = module.Config(num_epochs=1) if module is grpo else module.Config()
     problem = tabular_problem(group_size=4) if module is grpo else TABULAR
@@ -208,7 +203,7 @@ def test_fixed_penalty_holds_the_policy_back():
 
 
 @slow
-@pytest.mark.parametrize("direction", ["old_new", "new_old"])
+@cases("direction", "old_new", "new_old")
 def test_adaptive_penalty_doubles_and_halves(direction):
     config = ppo_penalty.Config(
         penalty="adaptive", kl_direction=direction, learning_rate=1e-2, num_epochs=4, target_kl=0.01
@@ -260,9 +255,7 @@ LEARNING = [
 
 
 @slow
-@pytest.mark.parametrize(
-    ("module", "config", "iterations"), LEARNING, ids=["reinforce", "a2c", "npg", "trpo"]
-)
+@cases("module, config, iterations", *LEARNING, ids=["reinforce", "a2c", "npg", "trpo"])
 def test_cart_pole_improves(module, config, iterations):
     problem = control.make_problem(CART_POLE, num_envs=16, num_steps=128)
     state, _, _ = train(module, dataclasses.replace(config), problem, iterations)
@@ -313,9 +306,7 @@ def test_constant_return_without_baseline_is_scaled_by_mean():
     assert abs(float(metrics["policy_loss"].value()[0])) < 10.0
 
 
-@pytest.mark.parametrize(
-    "module", [reinforce, *(pytest.param(module, marks=slow) for module in (npg, trpo))]
-)
+@cases("module", reinforce, *(pytest.param(module, marks=slow) for module in (npg, trpo)))
 def test_separate_jitted_policy_and_critic_share_no_body(module):
     jitted = TABULAR._replace(apply=jax.jit(TABULAR.apply))
     config = module.Config(value_minibatches=1, value_epochs=1)

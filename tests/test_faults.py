@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 from probes import NanReward, one_piece
 from scripts import everything, lines
+from tables import cases
 from test_earlier import fake_run
 from toy_run import start_of
 
@@ -146,11 +147,7 @@ def limit_files():
     gc.collect()  # remains of a failed write cause warnings here
 
 
-@pytest.mark.parametrize(
-    "limit",
-    # The limit refuses the checkpoint, and the next line too.
-    [20_000, pytest.param(400, marks=pytest.mark.slow)],
-)
+@cases("limit", 20_000, pytest.param(400, marks=pytest.mark.slow))
 def test_full_disk_ends_run_cleanly_without_loss(
     whole, tmp_path, monkeypatch, capfd, limit_files, limit
 ):
@@ -208,7 +205,7 @@ def test_moved_folder_is_not_created_again(tmp_path, monkeypatch, capfd):
     assert main(there, "--resume") == 0
 
 
-@pytest.mark.parametrize("goes_on", ["full", "closed"])
+@cases("goes_on", "full", "closed")
 def test_a_run_goes_on_without_its_output(tmp_path, monkeypatch, capfd, goes_on):
     reading, writing = os.pipe()
     os.close(reading)
@@ -362,7 +359,7 @@ def jumping(jumps):
     return look
 
 
-@pytest.mark.parametrize("jumps", [(3600.0, -7200.0, 1.0), (0.0,), (1e9,)])
+@cases("jumps", (3600.0, -7200.0, 1.0), (0.0,), (1e9,))
 def test_clock_jump_spoils_no_number_or_line(whole, tmp_path, monkeypatch, capfd, jumps):
     wall, offset = time.time, max(jumps, key=abs)
     monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=jumping(jumps)))

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from policies import OBSERVATIONS, PARAMS, VECTOR, categorical, gaussian, mean_kl, rng
+from tables import cases
 
 from jaxrl_po import losses, masked, natural_updates, trust_region
 from jaxrl_po.algorithms import npg
@@ -38,7 +39,7 @@ def dense_fisher(policy):
     )
 
 
-@pytest.mark.parametrize("policy", [categorical, gaussian])
+@cases("policy", categorical, gaussian)
 def test_fisher_product_equals_the_dense_fisher(policy):
     product = jax.jit(
         lambda vector: trust_region.fisher_vector_product(
@@ -52,7 +53,7 @@ def test_fisher_product_equals_the_dense_fisher(policy):
     np.testing.assert_allclose(ravel_pytree(product)[0], expected, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", [categorical, gaussian])
+@cases("policy", categorical, gaussian)
 def test_kl_and_gradient_vanish_at_old_parameters(policy):
     kl, gradient = jax.jit(jax.value_and_grad(mean_kl(policy)))(PARAMS)
     assert abs(float(kl)) < 1e-7
@@ -107,7 +108,7 @@ def test_fisher_product_over_devices_adds_the_damping_once():
 UNEVEN = jnp.arange(16.0) / 120.0
 
 
-@pytest.mark.parametrize("policy", [categorical, gaussian])
+@cases("policy", categorical, gaussian)
 def test_product_through_distribution_weighs_rows_like_mean_kl(policy):
     old = policy(PARAMS)
     through, direct = jax.jit(
@@ -238,16 +239,14 @@ def dense_step(stride, damping, max_kl):
     return np.sqrt(2 * max_kl / (x @ damped @ x)) * x
 
 
-@pytest.mark.parametrize(
-    ("devices", "num_microbatches", "stride"),
-    [
-        (1, 1, 1),
-        (4, 4, 1),
-        (1, 1, 3),
-        (2, 2, 2),
-        pytest.param(1, 4, 1, marks=pytest.mark.slow),
-        pytest.param(4, 1, 1, marks=pytest.mark.slow),
-    ],
+@cases(
+    "devices, num_microbatches, stride",
+    (1, 1, 1),
+    (4, 4, 1),
+    (1, 1, 3),
+    (2, 2, 2),
+    pytest.param(1, 4, 1, marks=pytest.mark.slow),
+    pytest.param(4, 1, 1, marks=pytest.mark.slow),
 )
 def test_whole_update_equals_that_of_dense_matrix(devices, num_microbatches, stride):
     def surrogate(distribution, rows):
@@ -311,7 +310,7 @@ def test_residual_is_relative_to_the_gradient():
     assert residual(0.0) == 0.0
 
 
-@pytest.mark.parametrize(("stride", "calls"), [(1, 0), (2, 1), (3, 1)])
+@cases("stride, calls", (1, 0), (2, 1), (3, 1))
 def test_a_stride_reads_subsets_of_rows(stride, calls):
     seen = []
 

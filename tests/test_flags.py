@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+from tables import cases
 
 from jaxrl_po import config, run
 from jaxrl_po.config import COUNT, POSITIVE, UNIT, ConfigError, NoEffectError, number, static
@@ -69,48 +70,46 @@ def test_every_kind_of_value():
     assert isinstance(records["config"].anything, float)
 
 
-@pytest.mark.parametrize(("text", "value"), [("=true", True), ("=false", False), ("", True)])
+@cases("text, value", ("=true", True), ("=false", False), ("", True))
 def test_switches(text, value):
     assert (
         flags.parse_records([f"--config.early_stop{text}"], SECTIONS)["config"].early_stop is value
     )
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        (
-            "--config.learning_rat=1",
-            "config.learning_rat: is not a setting; did you mean config.learning_rate?",
-        ),
-        ("--total_step=1", "total_step: is not a setting; did you mean total_steps?"),
-        ("--config.lr=1", "config.lr: is not a setting; did you mean config.learning_rate?"),
-        ("--target-kl=1", "target-kl: is not a setting; did you mean config.target_kl?"),
-        ("--config.total_steps=1", "config.total_steps: is not a setting; did you mean total_ste"),
-        ("--steps=1", "steps: is not a setting; did you mean total_steps?"),
-        ("--config.lrr=1", "config.lrr: is not a setting"),
-        ("--zzz=1", "zzz: is not a setting"),
-        ("--config.axis_name=data", "config.axis_name: is not a setting"),
-        ("--config.learning_rate=nan", "config.learning_rate: must lie in (0, inf), got nan"),
-        ("--config.anything=nan", "config.anything: must lie in (-inf, inf), got nan"),
-        ("--config.anything=inf", "config.anything: must lie in (-inf, inf), got inf"),
-        ("--config.learning_rate=0", "config.learning_rate: must lie in (0, inf), got 0"),
-        ("--config.learning_rate=fast", "config.learning_rate: must be a number, got 'fast'"),
-        ("--config.learning_rate=", "config.learning_rate: must be a number, got ''"),
-        ("--config.gamma=1.5", "config.gamma: must lie in [0, 1], got 1.5"),
-        ("--config.gamma=0.5", "config.gamma: must not be a half"),
-        ("--config.target_kl=-1", "config.target_kl: must lie in (0, inf) nats, got -1"),
-        ("--config.num_epochs=0", "config.num_epochs: must lie in [1, inf) passes, got 0"),
-        ("--config.num_epochs=-3", "config.num_epochs: must lie in [1, inf) passes, got -3"),
-        ("--config.num_epochs=2.5", "config.num_epochs: must be an integer, got '2.5'"),
-        ("--config.early_stop=maybe", "config.early_stop: must be true or false, got 'maybe'"),
-        ("--config.activation=tan", "config.activation: must be one of tanh, relu, got 'tan'"),
-        ("--config.hidden=64,x", "config.hidden: must be integers such as 64,64, got '64,x'"),
-        ("--total_steps=nan", "total_steps: must be an integer, got 'nan'"),
-        ("--total_steps=1e400", "total_steps: must be an integer, got '1e400'"),
-        ("--config.hidden=64,6.5", "config.hidden: must be integers such as 64,64, got '64,6.5'"),
-        ("stray", "'stray' is not a flag; write --name=value"),
-    ],
+@cases(
+    "argument, message",
+    (
+        "--config.learning_rat=1",
+        "config.learning_rat: is not a setting; did you mean config.learning_rate?",
+    ),
+    ("--total_step=1", "total_step: is not a setting; did you mean total_steps?"),
+    ("--config.lr=1", "config.lr: is not a setting; did you mean config.learning_rate?"),
+    ("--target-kl=1", "target-kl: is not a setting; did you mean config.target_kl?"),
+    ("--config.total_steps=1", "config.total_steps: is not a setting; did you mean total_ste"),
+    ("--steps=1", "steps: is not a setting; did you mean total_steps?"),
+    ("--config.lrr=1", "config.lrr: is not a setting"),
+    ("--zzz=1", "zzz: is not a setting"),
+    ("--config.axis_name=data", "config.axis_name: is not a setting"),
+    ("--config.learning_rate=nan", "config.learning_rate: must lie in (0, inf), got nan"),
+    ("--config.anything=nan", "config.anything: must lie in (-inf, inf), got nan"),
+    ("--config.anything=inf", "config.anything: must lie in (-inf, inf), got inf"),
+    ("--config.learning_rate=0", "config.learning_rate: must lie in (0, inf), got 0"),
+    ("--config.learning_rate=fast", "config.learning_rate: must be a number, got 'fast'"),
+    ("--config.learning_rate=", "config.learning_rate: must be a number, got ''"),
+    ("--config.gamma=1.5", "config.gamma: must lie in [0, 1], got 1.5"),
+    ("--config.gamma=0.5", "config.gamma: must not be a half"),
+    ("--config.target_kl=-1", "config.target_kl: must lie in (0, inf) nats, got -1"),
+    ("--config.num_epochs=0", "config.num_epochs: must lie in [1, inf) passes, got 0"),
+    ("--config.num_epochs=-3", "config.num_epochs: must lie in [1, inf) passes, got -3"),
+    ("--config.num_epochs=2.5", "config.num_epochs: must be an integer, got '2.5'"),
+    ("--config.early_stop=maybe", "config.early_stop: must be true or false, got 'maybe'"),
+    ("--config.activation=tan", "config.activation: must be one of tanh, relu, got 'tan'"),
+    ("--config.hidden=64,x", "config.hidden: must be integers such as 64,64, got '64,x'"),
+    ("--total_steps=nan", "total_steps: must be an integer, got 'nan'"),
+    ("--total_steps=1e400", "total_steps: must be an integer, got '1e400'"),
+    ("--config.hidden=64,6.5", "config.hidden: must be integers such as 64,64, got '64,6.5'"),
+    ("stray", "'stray' is not a flag; write --name=value"),
 )
 def test_bad_input_names_flag_and_remedy(argument, message):
     with pytest.raises(UsageError if argument == "stray" else ConfigError) as caught:
@@ -210,17 +209,15 @@ def test_located_error_has_the_prefix_of_its_section():
         assert str(flags.flag_error(error, SECTIONS)) == f"{field}: must fit gamma"
 
 
-@pytest.mark.parametrize(
-    ("result", "status", "stderr"),
-    [
-        (ConfigError("out", "must\nname a folder"), 2, "error: --out: must name a folder\n"),
-        (UsageError("no command 'x'"), 2, "error: no command 'x'\n"),
-        (NoEffectError("json", "x is on"), 2, "error: --json: has no effect unless x is on\n"),
-        (RunError("a--b: no space"), 1, "error: a--b: no space\n"),
-        (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
-        (1, 1, ""),
-        (0, 0, ""),
-    ],
+@cases(
+    "result, status, stderr",
+    (ConfigError("out", "must\nname a folder"), 2, "error: --out: must name a folder\n"),
+    (UsageError("no command 'x'"), 2, "error: no command 'x'\n"),
+    (NoEffectError("json", "x is on"), 2, "error: --json: has no effect unless x is on\n"),
+    (RunError("a--b: no space"), 1, "error: a--b: no space\n"),
+    (MemoryError("no 7 TiB"), 1, "error: out of memory: no 7 TiB\n"),
+    (1, 1, ""),
+    (0, 0, ""),
     ids=repr,
 )
 def test_entry_gives_the_status_and_one_line(monkeypatch, capfd, result, status, stderr):

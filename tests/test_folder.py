@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import flags, settings
@@ -65,19 +66,17 @@ def empty_mount(out):
     (out / "checkpoints").symlink_to(away)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        lambda out: (out / "notes.txt").touch(),
-        lambda out: (out / "checkpoints" / "latest" / "0").mkdir(),
-        lambda out: (out / "metrics.jsonl").write_text('{"iteration": 0}\n'),
-        lambda out: (out / "arms").mkdir() or (out / "arms" / "1.1.json").touch(),
-        lambda out: (out / "sweep.json").touch(),
-        lambda out: (out / "config.json").write_text('{"model_type": "llama"}'),
-        lambda out: (out / "config.json").write_text("{"),
-        lambda out: (out / "config.json").unlink(),
-        empty_mount,
-    ],
+    lambda out: (out / "notes.txt").touch(),
+    lambda out: (out / "checkpoints" / "latest" / "0").mkdir(),
+    lambda out: (out / "metrics.jsonl").write_text('{"iteration": 0}\n'),
+    lambda out: (out / "arms").mkdir() or (out / "arms" / "1.1.json").touch(),
+    lambda out: (out / "sweep.json").touch(),
+    lambda out: (out / "config.json").write_text('{"model_type": "llama"}'),
+    lambda out: (out / "config.json").write_text("{"),
+    lambda out: (out / "config.json").unlink(),
+    empty_mount,
 )
 def test_what_may_be_more_than_a_beginning_blocks(begun, change):
     change(begun)
@@ -100,17 +99,15 @@ def test_flags_of_an_unfinished_start_are_dropped(used):
     assert stored == {"seed": 3}
 
 
-@pytest.mark.parametrize(
-    ("out", "switches", "message"),
-    [
-        ("", {}, "out: must name a folder"),
-        (".", {}, r"^out: \S+ already holds files; give resume .* overwrite .* or choose another$"),
-        (".", {"resume": True, "overwrite": True}, "resume: must be left out with overwrite"),
-        ("odd [1]/a", {}, r"^out: .*odd \[1\]/a must have no \[ in its path"),
-        ("notes.txt", {}, r"^out: \S+notes.txt must be a folder, but .*notes.txt is a file"),
-        ("notes.txt/below", {}, r"^out: \S+below must be a folder, but .*notes.txt is a file"),
-        ("checkpoints/..", {}, "already holds files"),
-    ],
+@cases(
+    "out, switches, message",
+    ("", {}, "out: must name a folder"),
+    (".", {}, r"^out: \S+ already holds files; give resume .* overwrite .* or choose another$"),
+    (".", {"resume": True, "overwrite": True}, "resume: must be left out with overwrite"),
+    ("odd [1]/a", {}, r"^out: .*odd \[1\]/a must have no \[ in its path"),
+    ("notes.txt", {}, r"^out: \S+notes.txt must be a folder, but .*notes.txt is a file"),
+    ("notes.txt/below", {}, r"^out: \S+below must be a folder, but .*notes.txt is a file"),
+    ("checkpoints/..", {}, "already holds files"),
 )
 def test_a_place_that_cannot_be_used(used, out, switches, message):
     before = sorted(used.rglob("*"))
@@ -135,10 +132,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pass
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "holds no config.json"), ("{", r"holds a damaged config\.json")],
-)
+@cases("content, message", (None, "holds no config.json"), ("{", r"holds a damaged config\.json"))
 def test_resuming_what_is_no_run(tmp_path, content, message):
     (tmp_path / "notes.txt").write_text("mine")
     if content is not None:
@@ -196,7 +190,7 @@ def test_overwriting_empties_a_mount_point(used, monkeypatch):
     assert names == [".lock", "checkpoints", "notes.txt"]
 
 
-@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/latest"])
+@cases("name", "", "checkpoints", "checkpoints/latest")
 def test_dangling_link_is_not_written_through(used, tmp_path_factory, name):
     (used / "checkpoints" / "latest").mkdir()
     place = tmp_path_factory.mktemp("place")
@@ -234,7 +228,7 @@ def test_two_runs_cannot_hold_one_folder(tmp_path):
         assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+@cases("number", errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 def test_file_system_without_locks_is_noted_and_used(tmp_path, monkeypatch, capsys, number):
     monkeypatch.setattr(folder.fcntl, "flock", refusal(number))
     with folder.claim(str(tmp_path), overwrite=False):
@@ -256,18 +250,16 @@ def refusal(number):
     return refuse
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            {"seed": 1},
-            r"^seed: must be 0, as in the run in runs/x, got 1; leave it out, or choose another "
-            "folder$",
-        ),
-        ({"config.gamma": 0.99}, r"^config\.gamma: must be 0\.9, as .* got 0\.99; leave"),
-        ({"config.hidden": (8, 8)}, r"^config\.hidden: must be 8, as .* got 8,8; leave"),
-        ({"total_steps": 99}, r"^total_steps: must be at least 100, .* got 99: it may only grow"),
-    ],
+@cases(
+    "changed, message",
+    (
+        {"seed": 1},
+        r"^seed: must be 0, as in the run in runs/x, got 1; leave it out, or choose another "
+        "folder$",
+    ),
+    ({"config.gamma": 0.99}, r"^config\.gamma: must be 0\.9, as .* got 0\.99; leave"),
+    ({"config.hidden": (8, 8)}, r"^config\.hidden: must be 8, as .* got 8,8; leave"),
+    ({"total_steps": 99}, r"^total_steps: must be at least 100, .* got 99: it may only grow"),
 )
 def test_going_on_with_other_settings_names_the_flag(changed, message):
     same = {"seed": 0, "total_steps": 100, "config.gamma": 0.9, "config.hidden": (8,)}
@@ -276,9 +268,7 @@ def test_going_on_with_other_settings_names_the_flag(changed, message):
         folder.require_same(same | changed, STORED, FIELDS, "runs/x")
 
 
-@pytest.mark.parametrize(
-    "changed", [{"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True}]
-)
+@cases("changed", {"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True})
 def test_what_may_differ(changed):
     folder.require_same(
         {"seed": 0, "total_steps": 100} | changed,
@@ -298,18 +288,16 @@ def test_json_is_strict(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "config",
-    [
-        "null",
-        "5",
-        "[]",
-        '{"resolved": []}',
-        '{"resolved": {"code": 5}}',
-        '{"env": null}',
-        '{"init_from": 5}',
-        "{bad",
-    ],
+    "null",
+    "5",
+    "[]",
+    '{"resolved": []}',
+    '{"resolved": {"code": 5}}',
+    '{"env": null}',
+    '{"init_from": 5}',
+    "{bad",
 )
 def test_damaged_settings_are_named(used, config):
     (used / folder.CONFIG).write_text(config)
@@ -317,9 +305,10 @@ def test_damaged_settings_are_named(used, config):
         inspect(used, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("~/runs", "must not begin with ~"), ("x" * 300, "cannot be used: File name too long$")],
+@cases(
+    "name, why",
+    ("~/runs", "must not begin with ~"),
+    ("x" * 300, "cannot be used: File name too long$"),
 )
 def test_names_that_cannot_be_used(name, why):
     for flag, check in (

@@ -28,6 +28,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
+from tables import cases
 
 from jaxrl_po import control, ppo, run
 from jaxrl_po.cli import evaluate, plot, render
@@ -160,9 +161,9 @@ def rms(transformation):
 
 
 @pytest.mark.parametrize("name", FORMER)
-@pytest.mark.parametrize("size", [0, 2**20], ids=["leaves", "flat"])
-@pytest.mark.parametrize("of_policy", [False, True], ids=["joint", "policy"])
-@pytest.mark.parametrize("swept", [False, True], ids=["alone", "swept"])
+@cases("size", 0, 2**20, ids=["leaves", "flat"])
+@cases("of_policy", False, True, ids=["joint", "policy"])
+@cases("swept", False, True, ids=["alone", "swept"])
 def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
     """The cases cover actor and critic or the policy alone, both sizes, and swept settings."""
     params = ActorCritic({"b": jnp.ones((2, 3)), "a": jnp.full(4, 2.0)}, {"c": jnp.ones((3, 1))})
@@ -184,7 +185,7 @@ def test_cosine_of_version_04_has_current_moments(name, size, of_policy, swept):
 
 
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize("name", ["cosine", "muon"])
+@cases("name", "cosine", "muon")
 def test_optimizers_of_0_4_load_and_resume(optimizers, name):
     assert squares(run.load(optimizers / name, checkpoint="latest").params) > 0
     resumed = run.resume(optimizers / name, total_steps=256)
@@ -212,12 +213,10 @@ def test_a_policy_loads_without_its_optimizer_state(kept, monkeypatch):
         run.resume(kept, total_steps=256)
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (2, r"config\.json has format 2, and jaxrl_po 0\.\S+ reads 1; install a later version"),
-        (None, r"config\.json has no format number, as before version 0\.4, and jaxrl_po"),
-    ],
+@cases(
+    "number, message",
+    (2, r"config\.json has format 2, and jaxrl_po 0\.\S+ reads 1; install a later version"),
+    (None, r"config\.json has no format number, as before version 0\.4, and jaxrl_po"),
 )
 def test_folder_of_another_format_is_left_unchanged(kept, no_compilation, number, message):
     settings = json.loads((kept / "config.json").read_text()) | {"format": number}

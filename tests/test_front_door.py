@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 from scripts import python
+from tables import cases
 
 from jaxrl_po import __main__ as command_line
 from jaxrl_po.cli import evaluate, launch, sweep
@@ -89,12 +90,10 @@ def test_the_command_lists_its_commands(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize(
+@cases(
     "begin",
-    [
-        lambda: runpy.run_module("jaxrl_po", run_name="__main__"),
-        lambda: runpy.run_path(str(EXPERIMENTS / "plot.py"), run_name="__main__"),
-    ],
+    lambda: runpy.run_module("jaxrl_po", run_name="__main__"),
+    lambda: runpy.run_path(str(EXPERIMENTS / "plot.py"), run_name="__main__"),
     ids=["module", "script"],
 )
 def test_module_and_script_are_the_same_command(begin, request, monkeypatch, capfd):
@@ -170,7 +169,7 @@ def refuse(*_):
 
 
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize("seeds", [1, 2])
+@cases("seeds", 1, 2)
 def test_a_picture_that_fails_fails_no_run(seeds, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("jaxrl_po.run.figures.plotting.save_panels", refuse)
     out = tmp_path / "run"
@@ -243,46 +242,42 @@ def test_user_task_trains_and_starts_another_run(files, capsys):
     assert launch.language([*small, start, f"--out={files / 'more'}"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("nowhere.py:f", r"^env: \S+nowhere.py:f: there is no file \S+nowhere.py"),
-        (
-            "mine.py:Coridor",
-            r"^env: \S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
-        ),
-        ("syntax.py:f", r"^env: \S+: SyntaxError: .*\(syntax.py, line 2\)"),
-        (
-            "mine.py:broken",
-            r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
-        ),
-        (f"{'a' * 300}.py:f", "there is no file"),
-    ],
+@cases(
+    "source, message",
+    ("nowhere.py:f", r"^env: \S+nowhere.py:f: there is no file \S+nowhere.py"),
+    (
+        "mine.py:Coridor",
+        r"^env: \S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
+    ),
+    ("syntax.py:f", r"^env: \S+: SyntaxError: .*\(syntax.py, line 2\)"),
+    (
+        "mine.py:broken",
+        r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
+    ),
+    (f"{'a' * 300}.py:f", "there is no file"),
 )
 def test_what_a_file_lacks_is_named(files, source, message):
     with pytest.raises(ConfigError, match=message):
         user_code.make("env", str(files / source))
 
 
-@pytest.mark.parametrize(
-    ("main", "flag", "name", "message"),
-    [
-        (
-            launch.control,
-            "policy",
-            "nothing",
-            r"policy: \S+mine.py:nothing must be an instance of flax.linen.Module, .* got NoneType",
-        ),
-        (launch.control, "critic", "three", r"critic: \S+:three must be an instance .*, got int"),
-        (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
-        (
-            launch.language,
-            "task",
-            "three",
-            r"task: must be a \S+language.Task or Dialogue, got int",
-        ),
-        (launch.control, "env", "THREE", "env: must have the interface .* int lacks reset"),
-    ],
+@cases(
+    "main, flag, name, message",
+    (
+        launch.control,
+        "policy",
+        "nothing",
+        r"policy: \S+mine.py:nothing must be an instance of flax.linen.Module, .* got NoneType",
+    ),
+    (launch.control, "critic", "three", r"critic: \S+:three must be an instance .*, got int"),
+    (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
+    (
+        launch.language,
+        "task",
+        "three",
+        r"task: must be a \S+language.Task or Dialogue, got int",
+    ),
+    (launch.control, "env", "THREE", "env: must have the interface .* int lacks reset"),
 )
 def test_what_is_neither_environment_nor_task_is_named(files, main, flag, name, message):
     with pytest.raises(ConfigError, match=f"^{message}"):

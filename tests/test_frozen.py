@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import tabular_problem
+from tables import cases
 from test_runner import Silent
 from toy_run import train_job
 
@@ -87,7 +88,7 @@ def test_a_frozen_base_is_read_and_not_trained(name):
     assert len(set(sizes)) == 1
 
 
-@pytest.mark.parametrize("placement", [Placement(4, 1, 1), Placement(4, 2, 1)])
+@cases("placement", Placement(4, 1, 1), Placement(4, 2, 1))
 def test_all_seeds_share_one_copy(placement):
     learner = parallel.over_devices(METHODS["ppo"](with_base(PLAIN)), placement)
     state = jax.eval_shape(learner.init, jax.random.split(jax.random.key(0), 4))
@@ -115,12 +116,10 @@ def drawn(problem):
     return problem._replace(init=init)
 
 
-@pytest.mark.parametrize(
+@cases(
     "flags",
-    [
-        pytest.param(None, id="as in the tests", marks=pytest.mark.slow),
-        pytest.param("", id="as a user has them"),
-    ],
+    pytest.param(None, id="as in the tests", marks=pytest.mark.slow),
+    pytest.param("", id="as a user has them"),
 )
 def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, monkeypatch, flags):
     if flags is not None:
@@ -147,7 +146,7 @@ def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, m
     assert again.params.frozen is not None
 
 
-@pytest.mark.parametrize("placement", [Placement(2, 1, 1), Placement(2, 2, 1)])
+@cases("placement", Placement(2, 1, 1), Placement(2, 2, 1))
 def test_base_that_depends_on_key_is_refused(placement):
     def init(key):
         params, collector = PLAIN.init(key)

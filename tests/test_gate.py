@@ -5,6 +5,7 @@ import json
 import gate
 import pytest
 from gate import SOUND, Outcome, Trial
+from tables import cases
 from wrong_programs import Wrong
 
 ONE = Wrong("one", "losses", "a", "b", ("test_losses.py::test_x", "test_masked.py::test_z"))
@@ -28,15 +29,13 @@ def test_change_of_helper_changes_the_test():
     assert "probes.py" not in gate.helpers("test_gate.py")
 
 
-@pytest.mark.parametrize(
-    ("key", "word", "well"),
-    [
-        (("one", "test_masked.py::test_z"), "failed", True),
-        (("one", "test_masked.py::test_z"), "passed", False),
-        (("one", "test_masked.py::test_z"), "broken", False),
-        (("one", "test_masked.py::test_z"), "late", False),
-        ((SOUND, "test_masked.py::test_z"), "failed", False),
-    ],
+@cases(
+    "key, word, well",
+    (("one", "test_masked.py::test_z"), "failed", True),
+    (("one", "test_masked.py::test_z"), "passed", False),
+    (("one", "test_masked.py::test_z"), "broken", False),
+    (("one", "test_masked.py::test_z"), "late", False),
+    ((SOUND, "test_masked.py::test_z"), "failed", False),
 )
 def test_named_tests_must_kill_and_pass_correct_program(key, word, well, capsys):
     found = {
@@ -60,23 +59,21 @@ def outcomes(**words):
     return {keys[name]: Outcome(word, 1.0) for name, word in words.items()}
 
 
-@pytest.mark.parametrize(
-    ("found", "numbers"),
-    [
-        (outcomes(sound="passed", one="failed", again="failed", other="failed"), (2, 0, 0)),
-        (outcomes(sound="passed", one="failed", again="passed", other="late"), (0, 2, 0)),
-        (outcomes(sound="failed", one="failed", again="failed", other="failed"), (2, 1, 0)),
-        (outcomes(sound="passed", one="failed"), (0, 0, 2)),
-        (outcomes(one="passed"), (0, 1, 1)),
-        ({}, (0, 0, 2)),
-    ],
+@cases(
+    "found, numbers",
+    (outcomes(sound="passed", one="failed", again="failed", other="failed"), (2, 0, 0)),
+    (outcomes(sound="passed", one="failed", again="passed", other="late"), (0, 2, 0)),
+    (outcomes(sound="failed", one="failed", again="failed", other="failed"), (2, 1, 0)),
+    (outcomes(sound="passed", one="failed"), (0, 0, 2)),
+    (outcomes(one="passed"), (0, 1, 1)),
+    ({}, (0, 0, 2)),
 )
 def test_a_result_counts_every_wrong_program(found, numbers, monkeypatch):
     monkeypatch.setattr(gate, "WRONG", [ONE, OTHER])
     assert tuple(gate.counts(found).values()) == numbers
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@cases("error", KeyboardInterrupt, RuntimeError)
 def test_an_interrupted_gate_says_how_far_it_came(error, tmp_path, monkeypatch):
     """The first call ends after three trials, and the second call reuses their outcomes."""
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from folders import SMALL, write_rows
+from tables import cases
 
 from jaxrl_po.cli import export, launch
 from jaxrl_po.config import ConfigError
@@ -249,16 +250,14 @@ def rows(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "spoil",
-    [
-        lambda content: content[:-100],
-        lambda content: content[:3000],
-        lambda content: b"",
-        lambda content: b"PK\x03\x04" + content[4:],
-        lambda content: content[:4] + b"\x09" + content[5:],
-        lambda content: content.replace(b"token_embd.weight", b"\xff" * 17),
-    ],
+    lambda content: content[:-100],
+    lambda content: content[:3000],
+    lambda content: b"",
+    lambda content: b"PK\x03\x04" + content[4:],
+    lambda content: content[:4] + b"\x09" + content[5:],
+    lambda content: content.replace(b"token_embd.weight", b"\xff" * 17),
     ids=["truncated", "header", "empty", "foreign", "version", "name"],
 )
 def test_damaged_file_gives_one_line_before_any_writing(small, tmp_path, rows, spoil):

@@ -15,6 +15,7 @@ from probes import (
     program,  # noqa: F401  conftest clears the caches that a test file imports
     train,
 )
+from tables import cases
 
 from jaxrl_po import control, losses
 from jaxrl_po.algorithms import a2c, actor_critic, dapo, grpo, npg, ppo, reinforce, trpo
@@ -188,15 +189,13 @@ def test_vine_with_continuous_actions_is_self_normalised():
     np.testing.assert_allclose(mean, [-0.5, 0.5], atol=0.2)
 
 
-@pytest.mark.parametrize(
-    ("env", "options", "match"),
-    [
-        (CART_POLE, {"num_branches": 1}, "num_branches: must be at least 2"),
-        (MatchCueContinuous(), {}, "num_branches: must be at least 2 where actions are not one"),
-        (CART_POLE, {"num_states": 9}, "num_states: must be at most num_steps = 8"),
-        (CART_POLE, {"horizon": 0}, "horizon"),
-        (CART_POLE, {"discount": 1.5}, "discount"),
-    ],
+@cases(
+    "env, options, match",
+    (CART_POLE, {"num_branches": 1}, "num_branches: must be at least 2"),
+    (MatchCueContinuous(), {}, "num_branches: must be at least 2 where actions are not one"),
+    (CART_POLE, {"num_states": 9}, "num_states: must be at most num_steps = 8"),
+    (CART_POLE, {"horizon": 0}, "horizon"),
+    (CART_POLE, {"discount": 1.5}, "discount"),
 )
 def test_bad_vines_are_named(env, options, match):
     with pytest.raises(ConfigError, match=match):
@@ -212,7 +211,7 @@ def test_vine_needs_a_state_to_go_back_to():
         control.make_vine(Hidden())
 
 
-@pytest.mark.parametrize("module", [reinforce, a2c, ppo, grpo])
+@cases("module", reinforce, a2c, ppo, grpo)
 def test_proposal_actions_are_refused_where_nothing_weighs_them(module):
     """A proposal that tries each action once is uniform, unlike the policy: −log π · A has another
     gradient."""
@@ -259,7 +258,7 @@ class HalfWithoutNumber(AlwaysTerminated):
         return jnp.where(state.cue > 0, 1.0, jnp.nan)
 
 
-@pytest.mark.parametrize("make", ["groups", "vine"])
+@cases("make", "groups", "vine")
 def test_rewards_after_episode_end_do_not_count(make):
     env = HalfWithoutNumber()
     problem = (
@@ -275,9 +274,7 @@ def test_rewards_after_episode_end_do_not_count(make):
     assert np.isnan(score[~good]).all()
 
 
-@pytest.mark.parametrize(
-    ("flag", "algorithm"), [("gamma=0.9", "trpo"), ("value_epochs=3", "npg"), ("gamma=0.9", "ppo")]
-)
+@cases("flag, algorithm", ("gamma=0.9", "trpo"), ("value_epochs=3", "npg"), ("gamma=0.9", "ppo"))
 def test_a_vine_refuses_the_settings_of_a_critic(tmp_path, flag, algorithm):
     name, arguments = flag.split("=")[0], ["--sampling=vine", f"--algorithm={algorithm}"]
     with pytest.raises(ConfigError, match=rf"^config.{name}: has no effect with sampling = v"):

@@ -12,8 +12,8 @@ import hlo_products
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import tpu
+from tables import cases
 
 from jaxrl_po import run
 
@@ -110,11 +110,9 @@ def test_products_of_compiled_program_equal_those_of_loops():
     assert hlo_counts.Program(program.as_text()).counts().flops == 5 * 2 * 32 * 64 * 16
 
 
-@pytest.mark.parametrize("size", [1, 4, 7])
-@pytest.mark.parametrize("kernel", [1, 3])
-@pytest.mark.parametrize(
-    ("stride", "low", "holes", "spread"), [(1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 4, 1), (2, 1, 2, 1)]
-)
+@cases("size", 1, 4, 7)
+@cases("kernel", 1, 3)
+@cases("stride, low, holes, spread", (1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 4, 1), (2, 1, 2, 1))
 def test_window_taps_are_those_that_meet_elements(size, kernel, stride, low, holes, spread):
     out = 6
     window = {"stride": (stride,), "pad": (low, 0), "lhs_dilate": (holes,), "rhs_dilate": (spread,)}

@@ -5,6 +5,7 @@ import traceback
 
 import pytest
 from scripts import lines
+from tables import cases
 from toy_run import SEEDS, Silent, bits, job
 
 from jaxrl_po.config import ConfigError
@@ -83,14 +84,12 @@ def test_error_of_hook_is_raised_after_saving(whole, tmp_path):
     assert saved(tmp_path, whole[2].state)[0] == lines(tmp_path)[-1]["iteration"] == 10
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ({"size": 1.0}, "^on_row: must return new names, got 'size', which the line has"),
-        (3.0, "^on_row: must return a dict of numbers or None, got 3.0"),
-        ({"own": [1.0, 2.0]}, "^on_row: must return one number or 3, one per seed, for each"),
-        ({"own": "good"}, "^on_row: must return one number or 3, one per seed, for each"),
-    ],
+@cases(
+    "returned, message",
+    ({"size": 1.0}, "^on_row: must return new names, got 'size', which the line has"),
+    (3.0, "^on_row: must return a dict of numbers or None, got 3.0"),
+    ({"own": [1.0, 2.0]}, "^on_row: must return one number or 3, one per seed, for each"),
+    ({"own": "good"}, "^on_row: must return one number or 3, one per seed, for each"),
 )
 def test_what_a_hook_may_not_return_is_named(returned, message):
     with pytest.raises(ConfigError, match=message):

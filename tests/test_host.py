@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clock import ignore, problem_of, started
+from tables import cases
 
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
 from jaxrl_po.config import ConfigError
@@ -38,7 +39,7 @@ def test_a_recording_holds_what_the_environments_did():
     assert following.episode_return[0, 0, 0] == 6
 
 
-@pytest.mark.parametrize("cut", [False, True])
+@cases("cut", False, True)
 def test_the_batch_bootstraps_from_the_true_final_observation(cut):
     hosted = problem_of(2, 6, cut=cut)
     _, state, rollouts = started(hosted)
@@ -70,12 +71,10 @@ def last_name(module):
     return module.__name__.rpartition(".")[2]
 
 
-@pytest.mark.parametrize(
+@cases(
     "algorithm",
-    [
-        *(a2c, trpo, ppo),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (reinforce, npg, ppo_penalty)),
-    ],
+    *(a2c, trpo, ppo),
+    *(pytest.param(each, marks=pytest.mark.slow) for each in (reinforce, npg, ppo_penalty)),
     ids=last_name,
 )
 def test_a_slot_that_holds_no_sample_changes_nothing(algorithm):
@@ -136,7 +135,7 @@ def test_nonfinite_reward_is_counted_and_its_update_skipped():
     assert np.all(np.isfinite(jax.tree.leaves(later.params)[0]))
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@cases("normalised", False, True)
 def test_nonfinite_observation_spoils_only_its_update(normalised):
     hosted = problem_of(2, 6, statistics=normalised)
     learner, state, rollouts = started(hosted)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from clock import SEEN
 from finished import ON_HOST
+from tables import cases
 
 from jaxrl_po import __main__, control, run
 from jaxrl_po.cli import evaluate, launch, plot, render, report, sweep
@@ -102,26 +103,22 @@ class Sized(Fragile):
         super().__init__()
 
 
-@pytest.mark.parametrize(
-    ("env", "env_params", "expected"),
-    [
-        (Sized, '{"size": 2, "max_episode_steps": 3}', 3),
-        (functools.partial(Sized, 2), '{"max_episode_steps": 3}', 3),
-        (gymnasium.make("Pendulum-v1"), "", 200),
-    ],
+@cases(
+    "env, env_params, expected",
+    (Sized, '{"size": 2, "max_episode_steps": 3}', 3),
+    (functools.partial(Sized, 2), '{"max_episode_steps": 3}', 3),
+    (gymnasium.make("Pendulum-v1"), "", 200),
 )
 def test_own_environment_takes_its_arguments_and_limit(env, env_params, expected):
     settings = run.Experiment(env=env, env_params=env_params).read()
     assert command.open_world(settings.config).source.max_steps == expected
 
 
-@pytest.mark.parametrize(
-    ("env", "env_params", "message"),
-    [
-        (Fragile(), '{"size": 2, "max_episode_steps": 3}', ".* is an object, which takes no size$"),
-        (Fragile, '{"max_episode_steps": true}', "max_episode_steps must be a whole number"),
-        (SimpleNamespace(), '{"size": 2}', "must be left out: .* has no default_params$"),
-    ],
+@cases(
+    "env, env_params, message",
+    (Fragile(), '{"size": 2, "max_episode_steps": 3}', ".* is an object, which takes no size$"),
+    (Fragile, '{"max_episode_steps": true}', "max_episode_steps must be a whole number"),
+    (SimpleNamespace(), '{"size": 2}', "must be left out: .* has no default_params$"),
 )
 def test_unusable_arguments_of_an_own_environment_are_told(env, env_params, message):
     with pytest.raises(ConfigError, match=f"^env_params: {message}"):
@@ -288,27 +285,25 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     np.testing.assert_array_equal(still[:, 0], still[:, 1])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--env=gymnasium:CartPol-v1"], "env: .*Did you mean: `CartPole`"),
-        (
-            ["--env=gymnasium:Blackjack-v1"],
-            "env: .* must have observations of one array, got Tuple: flatten them",
-        ),
-        (["--env=gymnasium:CartPole-v1", "--distributed"], "distributed: must be off"),
-        (["--env=gymnasium:CartPole-v1", "--deterministic"], "deterministic: must be off"),
-        (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "env: .*sampling = groups does"),
-        (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "env: .*sampling = vine does"),
-        (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "env_params: must be a JSON object"),
-        (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "env: .*wings"),
-        (
-            ["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'],
-            "env: .*positive",
-        ),
-        (["--env=gymnasium:CartPole-v1", '--env_params={"render_mode": 5}'], "env: .*endswith"),
-        (["--env=gymnasium:Endless-v0"], "env: .* must bound its episodes"),
-    ],
+@cases(
+    "flags, message",
+    (["--env=gymnasium:CartPol-v1"], "env: .*Did you mean: `CartPole`"),
+    (
+        ["--env=gymnasium:Blackjack-v1"],
+        "env: .* must have observations of one array, got Tuple: flatten them",
+    ),
+    (["--env=gymnasium:CartPole-v1", "--distributed"], "distributed: must be off"),
+    (["--env=gymnasium:CartPole-v1", "--deterministic"], "deterministic: must be off"),
+    (["--env=gymnasium:CartPole-v1", "--algorithm=grpo"], "env: .*sampling = groups does"),
+    (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "env: .*sampling = vine does"),
+    (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "env_params: must be a JSON object"),
+    (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "env: .*wings"),
+    (
+        ["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'],
+        "env: .*positive",
+    ),
+    (["--env=gymnasium:CartPole-v1", '--env_params={"render_mode": 5}'], "env: .*endswith"),
+    (["--env=gymnasium:Endless-v0"], "env: .* must bound its episodes"),
 )
 def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -317,7 +312,7 @@ def test_what_cannot_work_is_said_before_anything_compiles(tmp_path, flags, mess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "target"), [("ppo", 900.0), ("trpo", 900.0)])
+@cases("algorithm, target", ("ppo", 900.0), ("trpo", 900.0))
 def test_inverted_pendulum_is_learned(tmp_path, algorithm, target):
     pytest.importorskip("envpool")
     out = tmp_path / "run"

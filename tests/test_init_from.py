@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from tables import cases
 
 from jaxrl_po import language, run
 from jaxrl_po.cli import evaluate, launch
@@ -39,18 +40,16 @@ def test_every_seed_starts_from_earlier_first_seed(earlier):
         np.testing.assert_array_equal(leaf, np.stack([seeds[0]] * 2))
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+@cases(
+    "flags, message",
+    (
+        ["--task=sorting"],
         (
-            ["--task=sorting"],
-            (
-                r"^init_from: must have the vocabulary of task = sorting, .*; "
-                r"\S+ was trained on addition, "
-            ),
+            r"^init_from: must have the vocabulary of task = sorting, .*; "
+            r"\S+ was trained on addition, "
         ),
-        (["--model.width=32"], "^model.width: must be 8, as in init_from = .*, got 32$"),
-    ],
+    ),
+    (["--model.width=32"], "^model.width: must be 8, as in init_from = .*, got 32$"),
 )
 def test_other_vocabulary_or_model_is_refused_before_writing(earlier, tmp_path, flags, message):
     arguments = [flag for flag in SMALL if not flag.startswith("--task.")]
@@ -140,17 +139,15 @@ def test_control_run_outlives_its_initial_run(walked, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, run.load(out).params, kept.params)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--network.width=16"], r"^init_from: the policy of \S+ has \[8, 2\] at \['params'\]"),
-        (["--env=Acrobot-v1"], r"^init_from: the policy of \S+ has \[.*\] at .* this one \["),
-        (["--problem.normalize_observations={other}"], r"^problem.normalize_observations: must"),
-        (
-            ["--init_from=nowhere"],
-            r"^init_from: must be the folder of a run of jaxrl.* got \S*nowhere;",
-        ),
-    ],
+@cases(
+    "arguments, message",
+    (["--network.width=16"], r"^init_from: the policy of \S+ has \[8, 2\] at \['params'\]"),
+    (["--env=Acrobot-v1"], r"^init_from: the policy of \S+ has \[.*\] at .* this one \["),
+    (["--problem.normalize_observations={other}"], r"^problem.normalize_observations: must"),
+    (
+        ["--init_from=nowhere"],
+        r"^init_from: must be the folder of a run of jaxrl.* got \S*nowhere;",
+    ),
 )
 def test_unfit_initial_control_run_is_refused(walked, tmp_path, arguments, message):
     other = not run.load(walked).settings["problem.normalize_observations"]

@@ -9,6 +9,7 @@ import numpy as np
 import probes
 import pytest
 from flax import nnx
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
@@ -62,16 +63,14 @@ def collected(**options):
     return params, collector, *jax.tree.map(np.asarray, found)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"temperature": 0.7, "top_p": 0.8, "critic": None},
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in ({"temperature": 0.7}, {"top_k": 4})
-        ),
-    ],
+    {},
+    {"temperature": 0.7, "top_p": 0.8, "critic": None},
+    *(
+        pytest.param(options, marks=pytest.mark.slow)
+        for options in ({"temperature": 0.7}, {"top_k": 4})
+    ),
 )
 def test_sampler_and_learner_agree(options):
     """For ragged prompts, any temperature and truncation, the ratio is 1 before the first
@@ -189,7 +188,7 @@ def answered():
     return jax.jit(run)
 
 
-@pytest.mark.parametrize(("wrong_first", "accuracy"), [(False, 1.0), (True, 0.0)])
+@cases("wrong_first, accuracy", (False, 1.0), (True, 0.0))
 def test_rewards_of_known_answers(wrong_first, accuracy):
     batches, evaluated = jax.tree.map(np.asarray, answered()(wrong_first))
     for batch in batches:
@@ -303,65 +302,59 @@ def test_warm_start_stops_at_accuracy_of_the_verifier():
     assert not np.array_equal(jax.tree.leaves(some)[0], jax.tree.leaves(none)[0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"answer_length": 7},
-            r"^task: demonstrate of 2-digit addition must give tokens of the shape \[7\], its "
-            r"answer_length, padding included, got \[4\]$",
-        ),
-        (
-            {"prompt_length": 9},
-            r"^task: sample of .* shape \[9\], its prompt_length, .* got \[6\]$",
-        ),
-        (
-            {"sample": lambda key, test: TASK.sample(key, test)._replace(pad=jnp.zeros(1, int))},
-            r"^task: sample of .* must give a pad of the shape \[\], got \[1\]$",
-        ),
-        (
-            {"score": lambda problem, tokens: jnp.ones(tokens.shape)},
-            r"^task: score of .* must give a number of the shape \[\], got \[4\]$",
-        ),
-    ],
+@cases(
+    "changes, message",
+    (
+        {"answer_length": 7},
+        r"^task: demonstrate of 2-digit addition must give tokens of the shape \[7\], its "
+        r"answer_length, padding included, got \[4\]$",
+    ),
+    (
+        {"prompt_length": 9},
+        r"^task: sample of .* shape \[9\], its prompt_length, .* got \[6\]$",
+    ),
+    (
+        {"sample": lambda key, test: TASK.sample(key, test)._replace(pad=jnp.zeros(1, int))},
+        r"^task: sample of .* must give a pad of the shape \[\], got \[1\]$",
+    ),
+    (
+        {"score": lambda problem, tokens: jnp.ones(tokens.shape)},
+        r"^task: score of .* must give a number of the shape \[\], got \[4\]$",
+    ),
 )
 def test_a_task_whose_shapes_disagree_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         language.make_problem(TASK._replace(**changes), MODEL)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"temperature": 0.0}, "temperature"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, r"top_p: must lie in \(0, 1\], got 0"),
-        ({"top_p": 1.1}, r"top_p: must lie in \(0, 1\], got 1.1"),
-        ({"top_p": float("nan")}, r"top_p: must lie in \(0, 1\], got nan"),
-        ({"min_p": 1.0}, r"min_p: must lie in \[0, 1\), got 1"),
-        ({"min_p": -0.1}, r"min_p: must lie in \[0, 1\), got -0.1"),
-        ({"top_k": -1}, "top_k: must lie in"),
-        ({"top_k": 15}, "top_k: must be at most 14, the vocabulary, got 15"),
-        ({"num_prompts": 0}, "num_prompts"),
-        ({"group_size": -2}, "group_size"),
-        ({"max_new_tokens": 3}, "max_new_tokens: must be at least 4"),
-        ({"critic": MODEL}, "critic: must have outputs = 1"),
-    ],
+@cases(
+    "options, match",
+    ({"temperature": 0.0}, "temperature"),
+    ({"temperature": -1.0}, "temperature"),
+    ({"top_p": 0.0}, r"top_p: must lie in \(0, 1\], got 0"),
+    ({"top_p": 1.1}, r"top_p: must lie in \(0, 1\], got 1.1"),
+    ({"top_p": float("nan")}, r"top_p: must lie in \(0, 1\], got nan"),
+    ({"min_p": 1.0}, r"min_p: must lie in \[0, 1\), got 1"),
+    ({"min_p": -0.1}, r"min_p: must lie in \[0, 1\), got -0.1"),
+    ({"top_k": -1}, "top_k: must lie in"),
+    ({"top_k": 15}, "top_k: must be at most 14, the vocabulary, got 15"),
+    ({"num_prompts": 0}, "num_prompts"),
+    ({"group_size": -2}, "group_size"),
+    ({"max_new_tokens": 3}, "max_new_tokens: must be at least 4"),
+    ({"critic": MODEL}, "critic: must have outputs = 1"),
 )
 def test_bad_arguments_are_named(options, match):
     with pytest.raises(ConfigError, match=match):
         make(**options)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "match"),
-    [
-        ({"width": 12, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
-        ({"width": 10, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
-        ({"heads": 4, "kv_heads": 3}, "kv_heads"),
-        ({"layers": 0}, "layers"),
-        ({"dtype": "float8"}, "dtype"),
-    ],
+@cases(
+    "sizes, match",
+    ({"width": 12, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
+    ({"width": 10, "heads": 4}, "width: must be a multiple of 2 × heads = 8, got "),
+    ({"heads": 4, "kv_heads": 3}, "kv_heads"),
+    ({"layers": 0}, "layers"),
+    ({"dtype": "float8"}, "dtype"),
 )
 def test_bad_models_are_named(sizes, match):
     with pytest.raises(ConfigError, match=match):
@@ -410,14 +403,12 @@ def test_task_says_where_process_reward_is_due():
         assert not ((batch.reward != 0.0) & ~want).any()
 
 
-@pytest.mark.parametrize(
-    ("got", "model"),
-    [
-        ("the class Transformer", language.Transformer),
-        ("the nnx module Linear", nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
-        ("function", lambda tokens, pad: tokens),
-        ("Dense", nn.Dense(2)),  # a module that does not declare its vocabulary
-    ],
+@cases(
+    "got, model",
+    ("the class Transformer", language.Transformer),
+    ("the nnx module Linear", nnx.Linear(2, 2, rngs=nnx.Rngs(0))),
+    ("function", lambda tokens, pad: tokens),
+    ("Dense", nn.Dense(2)),  # a module that does not declare its vocabulary
 )
 def test_models_that_are_no_modules_are_named(got, model):
     dialogue = dialogues.mastermind(2, symbols=2)

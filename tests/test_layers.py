@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import size
+from tables import cases
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxrl_po"
@@ -148,16 +149,14 @@ def test_worker_processes_never_import_jax(module):
     assert {"jax", "jaxlib", "flax", "optax", "numpy"}.isdisjoint(n.split(".")[0] for n in names)
 
 
-@pytest.mark.parametrize(
+@cases(
     "last",
-    [
-        "import jaxrl_po.run.a",
-        "SCORE = 'jaxrl_po.run.a:score'",
-        "def f():\n    from jaxrl_po.run.a import g",
-        "if TYPE_CHECKING:\n    from jaxrl_po.run import a",
-        "COMMAND = ['-m', f'jaxrl_po.run.a{suffix}']",
-        "import jaxrl_po.run",
-    ],
+    "import jaxrl_po.run.a",
+    "SCORE = 'jaxrl_po.run.a:score'",
+    "def f():\n    from jaxrl_po.run.a import g",
+    "if TYPE_CHECKING:\n    from jaxrl_po.run import a",
+    "COMMAND = ['-m', f'jaxrl_po.run.a{suffix}']",
+    "import jaxrl_po.run",
 )
 def test_a_cycle_of_modules_is_found(last):
     texts = {
@@ -176,24 +175,22 @@ def test_everything_in_run_has_a_place():
     assert parts == set(RUN)
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("losses.py", "from jaxrl_po import updates"),
-        ("losses.py", "from jaxrl_po.advantages import gae"),
-        ("control/problem.py", "from jaxrl_po.language import tasks"),
-        ("learner.py", "import flax.linen"),
-        ("learner.py", "from jaxrl_po import control"),
-        ("algorithms/ppo.py", "import jaxrl_po.run.loop.runner"),
-        ("updates.py", "import matplotlib.pyplot"),
-        ("run/store/folder.py", "def f():\n    from jaxrl_po.run.loop import job"),
-        ("run/store/folder.py", "if TYPE_CHECKING:\n    import jaxrl_po.run.loop.job"),
-        ("run/errors.py", "from jaxrl_po.run import devices"),
-        ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.models:score'"),
-        ("run/experiment/models.py", "from jaxrl_po.run import Experiment"),
-        ("run/experiment/models.py", "from jaxrl_po import run"),
-        ("run/host/rollouts.py", "import jaxrl_po.run"),
-    ],
+@cases(
+    "module, source",
+    ("losses.py", "from jaxrl_po import updates"),
+    ("losses.py", "from jaxrl_po.advantages import gae"),
+    ("control/problem.py", "from jaxrl_po.language import tasks"),
+    ("learner.py", "import flax.linen"),
+    ("learner.py", "from jaxrl_po import control"),
+    ("algorithms/ppo.py", "import jaxrl_po.run.loop.runner"),
+    ("updates.py", "import matplotlib.pyplot"),
+    ("run/store/folder.py", "def f():\n    from jaxrl_po.run.loop import job"),
+    ("run/store/folder.py", "if TYPE_CHECKING:\n    import jaxrl_po.run.loop.job"),
+    ("run/errors.py", "from jaxrl_po.run import devices"),
+    ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.models:score'"),
+    ("run/experiment/models.py", "from jaxrl_po.run import Experiment"),
+    ("run/experiment/models.py", "from jaxrl_po import run"),
+    ("run/host/rollouts.py", "import jaxrl_po.run"),
 )
 def test_violations_are_found(module, source):
     assert violations(module, source)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from probes import tabular_problem
+from tables import cases
 from traced import equations
 
 from jaxrl_po import language, lengths, minibatches, updates
@@ -44,7 +45,7 @@ def count(samples):
     return jnp.float32(samples.mask.shape[1]), jnp.sum(samples.action, where=samples.mask)
 
 
-@pytest.mark.parametrize(("longest", "computed"), [(0, 10), (10, 10), (11, 20), (21, 40), (40, 40)])
+@cases("longest, computed", (0, 10), (10, 10), (11, 20), (21, 40), (40, 40))
 def test_rows_are_cut_to_the_next_length(longest, computed):
     samples = samples_of([0, longest, 1])
     slots, total = jax.jit(lengths.cut(count, shorten))(samples)
@@ -176,24 +177,22 @@ def case(name, seeds=1, devices=1, *marks):
 
 
 @pytest.mark.usefixtures("halves")
-@pytest.mark.parametrize(
-    ("name", "seeds", "devices"),
-    [
-        case("in groups"),
-        case("divided by the budget"),
-        case("a2c", 1, 2),
-        *(
-            case(*given, pytest.mark.slow)
-            for given in (
-                ("sorted", 1, 1),
-                ("sorted", 2, 1),
-                ("sorted", 1, 2),
-                ("shuffled", 1, 1),
-                ("shuffled", 1, 2),
-                ("critic", 1, 1),
-            )
-        ),
-    ],
+@cases(
+    "name, seeds, devices",
+    case("in groups"),
+    case("divided by the budget"),
+    case("a2c", 1, 2),
+    *(
+        case(*given, pytest.mark.slow)
+        for given in (
+            ("sorted", 1, 1),
+            ("sorted", 2, 1),
+            ("sorted", 1, 2),
+            ("shuffled", 1, 1),
+            ("shuffled", 1, 2),
+            ("critic", 1, 1),
+        )
+    ),
 )
 def test_an_update_is_that_of_whole_rows(name, seeds, devices):
     """The case is on one device; on two devices, each device cuts its own rows."""

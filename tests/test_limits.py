@@ -11,6 +11,7 @@ import pytest
 import tiny
 from gymnax.environments import spaces
 from probes import AlwaysTruncated, MatchCueContinuous, Params
+from tables import cases
 
 from jaxrl_po import control, language
 from jaxrl_po.cli import launch
@@ -53,7 +54,7 @@ def test_no_size_is_refused_wherever_it_is_given(size):
             call(**{field: size})
 
 
-@pytest.mark.parametrize("limit", [0, -1, 2.5, math.nan, -math.inf], ids=repr)
+@cases("limit", 0, -1, 2.5, math.nan, -math.inf, ids=repr)
 def test_an_episode_has_a_whole_number_of_steps(limit):
     message = r"max_steps_in_episode must be a whole number in \[1, inf\)"
     params = Params(max_steps_in_episode=limit)
@@ -97,13 +98,11 @@ def test_warm_starts_and_budgets_are_checked():
             language.make_evaluate(task, model, decoding=Decoding(budget))
 
 
-@pytest.mark.parametrize(
-    ("source", "flags", "message"),
-    [
-        ("max_steps_in_episode=0", [], "env: Mine: max_steps_in_episode must be a whole number"),
-        ("", ["--eval_episodes=0"], "eval_episodes: must lie in"),
-        ("", ["--problem.num_steps=nan"], "problem.num_steps"),
-    ],
+@cases(
+    "source, flags, message",
+    ("max_steps_in_episode=0", [], "env: Mine: max_steps_in_episode must be a whole number"),
+    ("", ["--eval_episodes=0"], "eval_episodes: must lie in"),
+    ("", ["--problem.num_steps=nan"], "problem.num_steps"),
     ids=["environment", "episodes", "steps"],
 )
 def test_limits_of_a_command_are_one_line(source, flags, message, tmp_path):
@@ -143,20 +142,18 @@ def box(low, high, shape=(2,)):
 BOUNDS = "bounds of the action space Box must be numbers low <= high"
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (spaces.Box(1.0, -1.0, (1,)), f"{BOUNDS}, or infinite for none, got low 1 and high -1"),
-        (box([-1.0, 2.0], [1.0, 1.0]), f"{BOUNDS}, .* got low 2 and high 1"),
-        (spaces.Box(-1.0, math.nan, (1,)), f"{BOUNDS}, .* high nan"),
-        (box([0.0, math.nan], [1.0, 1.0]), f"{BOUNDS}, .* low nan"),
-        (box([0.0, math.inf], math.inf), f"{BOUNDS}, .* low inf and high inf"),
-        (spaces.Box(-math.inf, -math.inf, (1,)), BOUNDS),
-        (spaces.Box(-1.0, 1.0, (0,)), "components of the action space Box must be a whole number"),
-        (spaces.Box(-1.0, 1.0, (3, 0)), "components of the action space Box must be .* got 0"),
-        (spaces.Discrete(0), r"n of the action space Discrete must be .* in \[1, inf\), got 0"),
-        (spaces.Discrete(2.5), "n of the action space Discrete must be a whole number"),
-    ],
+@cases(
+    "action, message",
+    (spaces.Box(1.0, -1.0, (1,)), f"{BOUNDS}, or infinite for none, got low 1 and high -1"),
+    (box([-1.0, 2.0], [1.0, 1.0]), f"{BOUNDS}, .* got low 2 and high 1"),
+    (spaces.Box(-1.0, math.nan, (1,)), f"{BOUNDS}, .* high nan"),
+    (box([0.0, math.nan], [1.0, 1.0]), f"{BOUNDS}, .* low nan"),
+    (box([0.0, math.inf], math.inf), f"{BOUNDS}, .* low inf and high inf"),
+    (spaces.Box(-math.inf, -math.inf, (1,)), BOUNDS),
+    (spaces.Box(-1.0, 1.0, (0,)), "components of the action space Box must be a whole number"),
+    (spaces.Box(-1.0, 1.0, (3, 0)), "components of the action space Box must be .* got 0"),
+    (spaces.Discrete(0), r"n of the action space Discrete must be .* in \[1, inf\), got 0"),
+    (spaces.Discrete(2.5), "n of the action space Discrete must be a whole number"),
     ids=lambda x: "",
 )
 def test_a_space_without_an_action_is_refused(action, message):
@@ -191,16 +188,14 @@ def test_infinite_bounds_and_single_actions_keep_their_meaning():
     assert control.adapt(spaced(spaces.Discrete(1))).spaces.num_actions == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "empty",
-    [
-        spaces.Box(0.0, 1.0, (0,)),
-        spaces.Box(0.0, 1.0, (4, 0)),
-        spaces.Dict({}),
-        spaces.Tuple(()),
-        spaces.Dict({"a": spaces.Box(0.0, 1.0, (0,)), "b": spaces.Tuple(())}),
-        spaces.Discrete(0),
-    ],
+    spaces.Box(0.0, 1.0, (0,)),
+    spaces.Box(0.0, 1.0, (4, 0)),
+    spaces.Dict({}),
+    spaces.Tuple(()),
+    spaces.Dict({"a": spaces.Box(0.0, 1.0, (0,)), "b": spaces.Tuple(())}),
+    spaces.Discrete(0),
     ids=["vector", "matrix", "dict", "tuple", "nested", "discrete"],
 )
 def test_an_observation_with_nothing_in_it_is_refused(empty):

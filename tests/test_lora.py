@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import drawn
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo, ppo, trpo
@@ -43,7 +44,7 @@ def logits(model, params):
     return applied(model)(params, TOKENS, PAD)[0]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+@cases("name", "qwen2", "gemma3")
 def test_adapters_equal_the_merged_matrices(name):
     model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
     base, adapters = split(model)
@@ -59,7 +60,7 @@ def test_adapters_equal_the_merged_matrices(name):
     np.testing.assert_allclose(logits(model, {**base, **bare}), without, atol=1e-6)
 
 
-@pytest.mark.parametrize("targets", [("query", "value"), ("down",), EVERY])
+@cases("targets", ("query", "value"), ("down",), EVERY)
 def test_only_the_targets_have_adapters(targets):
     model = SMALL.clone(lora=Lora(2, targets=targets))
     shapes = model.parameter_shapes()["lora"]["blocks"]
@@ -112,7 +113,7 @@ def learner_of(name):
     return learner, base, jax.jit(learner.init), jax.jit(learner.step)
 
 
-@pytest.mark.parametrize("name", ["grpo", pytest.param("ppo", marks=pytest.mark.slow), "trpo"])
+@cases("name", "grpo", pytest.param("ppo", marks=pytest.mark.slow), "trpo")
 def test_only_adapters_are_trained(name):
     _, base, init, step = learner_of(name)
     state = init(jax.random.key(0))
@@ -226,14 +227,12 @@ def test_a_merged_model_is_saved(tmp_path):
     np.testing.assert_allclose(logits(again.model, again.params), found, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": 0}, r"rank: must be a whole number in \[1, inf\), got 0"),
-        ({"alpha": 0.0}, "alpha: must lie in"),
-        ({"targets": ("embedding",)}, "targets: must be some of query, .* got embedding"),
-        ({"targets": ()}, "targets: must be some of query, .* got nothing"),
-    ],
+@cases(
+    "settings, message",
+    ({"rank": 0}, r"rank: must be a whole number in \[1, inf\), got 0"),
+    ({"alpha": 0.0}, "alpha: must lie in"),
+    ({"targets": ("embedding",)}, "targets: must be some of query, .* got embedding"),
+    ({"targets": ()}, "targets: must be some of query, .* got nothing"),
 )
 def test_bad_adapters_are_named(settings, message):
     with pytest.raises(ConfigError, match=message):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from jaxrl_po import learner, losses, masked, token_weights
 from jaxrl_po.types import Batch
@@ -63,9 +64,7 @@ def test_clip_fractions_vanish_without_advantage_or_at_edge():
 
 # The loss is −clip(r, .8, 1.28) · A · log r: its gradient is the weight on A, inside and outside
 # the interval.
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "weight"), [(1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1)]
-)
+@cases("advantage, ratio, weight", (1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1))
 def test_cispo_by_hand(advantage, ratio, weight):
     got = slope(losses.cispo, np.log(ratio), jnp.float32(advantage), **EPSILONS)
     np.testing.assert_allclose(
@@ -74,17 +73,15 @@ def test_cispo_by_hand(advantage, ratio, weight):
 
 
 # The loss is −w · A · log π with δ_low = .1, δ_high = .2, c = 5. The columns are A, π, μ, w.
-@pytest.mark.parametrize(
-    ("advantage", "prob", "sampler", "weight"),
-    [
-        (1.0, 0.6, 0.5, 1.2),
-        (2.0, 0.6, 0.3, 0.0),  # the probability rose by more than δ_high
-        (1.0, 0.2, 0.5, 0.4),
-        (-1.0, 0.4, 0.45, 8 / 9),
-        (-2.0, 0.4, 0.55, 0.0),  # the probability fell by more than δ_low
-        (-1.0, 0.6, 0.3, 2.0),
-        (1.0, 0.1, 0.01, 5.0),  # the ratio 10 is truncated to c
-    ],
+@cases(
+    "advantage, prob, sampler, weight",
+    (1.0, 0.6, 0.5, 1.2),
+    (2.0, 0.6, 0.3, 0.0),  # the probability rose by more than δ_high
+    (1.0, 0.2, 0.5, 0.4),
+    (-1.0, 0.4, 0.45, 8 / 9),
+    (-2.0, 0.4, 0.55, 0.0),  # the probability fell by more than δ_low
+    (-1.0, 0.6, 0.3, 2.0),
+    (1.0, 0.1, 0.01, 5.0),  # the ratio 10 is truncated to c
 )
 def test_dppo_by_hand(advantage, prob, sampler, weight):
     bounds = {"delta_low": 0.1, "delta_high": 0.2, "max_ratio": 5.0}
@@ -108,18 +105,16 @@ def test_bradley_terry_by_hand():
     np.testing.assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "gradient"),
-    [
-        (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 the loss of a bad action does not grow
-        (-1.0, 2.0, 2.0, 2.0),
-        (-1.0, 0.5, 0.8, 0.0),
-        # The loss of a good action is not bounded: max(0.1, 3) would be the bound.
-        (1.0, 0.1, -0.1, -0.1),
-        (1.0, 5.0, -1.28, 0.0),
-        (-2.0, 5.0, 6.0, 0.0),
-        (0.5, 0.1, -0.05, -0.05),
-    ],
+@cases(
+    "advantage, ratio, loss, gradient",
+    (-1.0, 5.0, 3.0, 0.0),  # beyond c = 3 the loss of a bad action does not grow
+    (-1.0, 2.0, 2.0, 2.0),
+    (-1.0, 0.5, 0.8, 0.0),
+    # The loss of a good action is not bounded: max(0.1, 3) would be the bound.
+    (1.0, 0.1, -0.1, -0.1),
+    (1.0, 5.0, -1.28, 0.0),
+    (-2.0, 5.0, 6.0, 0.0),
+    (0.5, 0.1, -0.05, -0.05),
 )
 def test_dual_clip(advantage, ratio, loss, gradient):
     got = slope(
@@ -147,11 +142,9 @@ def test_epsilons_vmap():
     np.testing.assert_allclose(loss(jnp.array([0.1, 0.2, 0.5])), [-1.1, -1.2, -1.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("log_ratio", [1e3, -1e3])
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize(
-    "loss", [losses.surrogate, lambda *args: losses.clipped_surrogate(*args, **EPSILONS)]
-)
+@cases("log_ratio", 1e3, -1e3)
+@cases("advantage", 1.0, -1.0)
+@cases("loss", losses.surrogate, lambda *args: losses.clipped_surrogate(*args, **EPSILONS))
 def test_extreme_ratios_stay_finite(loss, log_ratio, advantage):
     value, gradient = slope(loss, log_ratio, jnp.float32(advantage))
     assert np.isfinite(value)
@@ -203,14 +196,12 @@ def test_what_is_held_constant_has_no_gradient():
 
 
 # v_old = 0, G = 1, ε = .5. The columns are v, loss ½ max(…), gradient.
-@pytest.mark.parametrize(
-    ("value", "loss", "gradient"),
-    [
-        (0.2, 0.32, -0.8),  # value inside the interval: the squared loss
-        (0.8, 0.125, 0.0),  # value moved too far towards the target: ½ (.5 − 1)², no gradient
-        (-1.0, 2.0, -2.0),  # value moved away: ½ (−1 − 1)² is the larger term
-        (2.0, 0.5, 1.0),  # value overshot: ½ (2 − 1)² is the larger term
-    ],
+@cases(
+    "value, loss, gradient",
+    (0.2, 0.32, -0.8),  # value inside the interval: the squared loss
+    (0.8, 0.125, 0.0),  # value moved too far towards the target: ½ (.5 − 1)², no gradient
+    (-1.0, 2.0, -2.0),  # value moved away: ½ (−1 − 1)² is the larger term
+    (2.0, 0.5, 1.0),  # value overshot: ½ (2 − 1)² is the larger term
 )
 def test_clipped_value_by_hand(value, loss, gradient):
     """The same cases are repeated from another old value, and mirrored."""
@@ -300,7 +291,7 @@ def token_batch(garbage):
 
 
 @pytest.mark.parametrize("aggregate", [AGGREGATES[name][0] for name in AGGREGATES])
-@pytest.mark.parametrize("garbage", [0.0, 1e6, jnp.nan, jnp.inf])
+@cases("garbage", 0.0, 1e6, jnp.nan, jnp.inf)
 def test_masked_values_change_neither_loss_nor_gradient(aggregate, garbage):
     """Masked slots must be zeroed first: a `where` on the loss would let a NaN into the
     gradient."""

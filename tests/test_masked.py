@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from tables import cases
 
 from jaxrl_po import compensated, masked
 from jaxrl_po.masked import Mean
@@ -59,7 +60,7 @@ def test_total_reads_nothing_behind_the_mask():
     np.testing.assert_array_equal(gradient, [0.5, 0.5, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("mask", [MASK, MASK.astype(jnp.int32), MASK.astype(jnp.float32)])
+@cases("mask", MASK, MASK.astype(jnp.int32), MASK.astype(jnp.float32))
 def test_masks_of_any_type(mask):
     assert float(masked.mean(X, mask)) == 2.0
 
@@ -108,7 +109,7 @@ def over_devices(function):
 CONSTANTS = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
 
-@pytest.mark.parametrize("garbage", [np.nan, -9.0])
+@cases("garbage", np.nan, -9.0)
 def test_equal_elements_have_exact_mean_and_zero_std(garbage):
     """Rounding gives most of the tested constants a mean of another value, and a std that is not
     0."""
@@ -216,16 +217,14 @@ def test_sums_to_go_show_whether_two_are_equal():
     assert sums.terms.tolist() == [[3, 2, 2, 1]]
 
 
-@pytest.mark.parametrize(
-    ("values", "valid", "differ"),
-    [
-        ([2.0, 2.0, 9.0], [True, True, False], False),
-        ([-9.0, 2.0, 2.0], [False, True, True], False),
-        ([2.0, 2.0, 9.0], [True, True, True], True),
-        # The results differ by no more than the error bound of sums of their size.
-        ([1e-3, 1e-3 + 1e-7, 0.0], [True, True, False], True),
-        ([1e-3, 1e-3 + 1e-10, 0.0], [True, True, False], False),
-    ],
+@cases(
+    "values, valid, differ",
+    ([2.0, 2.0, 9.0], [True, True, False], False),
+    ([-9.0, 2.0, 2.0], [False, True, True], False),
+    ([2.0, 2.0, 9.0], [True, True, True], True),
+    # The results differ by no more than the error bound of sums of their size.
+    ([1e-3, 1e-3 + 1e-7, 0.0], [True, True, False], True),
+    ([1e-3, 1e-3 + 1e-10, 0.0], [True, True, False], False),
 )
 def test_sums_differ_among_the_members_that_there_are(values, valid, differ):
     x = jnp.array(values)

@@ -5,6 +5,7 @@ import json
 
 import families
 import pytest
+from tables import cases
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -69,24 +70,19 @@ def test_answers_are_compared_in_the_guarded_process():
     assert found.values.tolist() == list(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{5} or \boxed{4}", "4"),
-        (r"#### 5, so \boxed{4}", "4"),
-        (r"\boxed{5} #### 4", "4"),
-        ("#### 5 #### 4", "4"),
-        (r"\boxed{4}. I put it in \boxed as asked.", "4"),
-        (r"#### 4" + "\n" + r"\boxed notation is not needed", "4"),
-        (r"\boxed{4} \boxedtext", "4"),
-        (r"so \boxed 4.", "4"),
-        (r"so $\boxed −4.5$", "-4.5"),
-        (r"so $\boxed 1,234$, done", "1,234"),
-        *(
-            (text, "")
-            for text in (r"\boxed 1/2", r"\boxed x+1", r"\boxed 3\sqrt2", r"\boxed\frac12")
-        ),
-    ],
+@cases(
+    "text, answer",
+    (r"\boxed{5} or \boxed{4}", "4"),
+    (r"#### 5, so \boxed{4}", "4"),
+    (r"\boxed{5} #### 4", "4"),
+    ("#### 5 #### 4", "4"),
+    (r"\boxed{4}. I put it in \boxed as asked.", "4"),
+    (r"#### 4" + "\n" + r"\boxed notation is not needed", "4"),
+    (r"\boxed{4} \boxedtext", "4"),
+    (r"so \boxed 4.", "4"),
+    (r"so $\boxed −4.5$", "-4.5"),
+    (r"so $\boxed 1,234$, done", "1,234"),
+    *((text, "") for text in (r"\boxed 1/2", r"\boxed x+1", r"\boxed 3\sqrt2", r"\boxed\frac12")),
 )
 def test_the_last_answer_counts(text, answer):
     from jaxrl_po.run.data import mathematics

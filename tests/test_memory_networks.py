@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from memory_reference import SIZES
+from tables import cases
 
 from jaxrl_po.control import memory, recurrence
 
@@ -37,9 +38,7 @@ def drawn():
     return flat, unravel, begins, jax.random.normal(keys[4], flat.shape)
 
 
-@pytest.mark.parametrize(
-    "derivative", ["value", "jvp", "grad", pytest.param("hessian", marks=pytest.mark.slow)]
-)
+@cases("derivative", "value", "jvp", "grad", pytest.param("hessian", marks=pytest.mark.slow))
 def test_unit_and_its_derivatives_equal_a_loop(derivative):
     flat, unravel, begins, direction = drawn()
 

@@ -14,6 +14,7 @@ import tiny
 from clock import ignore, started
 from clock import problem_of as hosted_problem
 from memory_reference import SIZES
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po import run as runs
@@ -118,12 +119,10 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
             control.NetworkSettings(**{"memory": "sum", **changes}).validate()
 
 
-@pytest.mark.parametrize(
-    ("real", "memory"),
-    [
-        (False, "transformer"),
-        *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
-    ],
+@cases(
+    "real, memory",
+    (False, "transformer"),
+    *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
 )
 def test_memory_run_resumes_evaluates_renders_and_loads(
     tmp_path, capsys, monkeypatch, real, memory

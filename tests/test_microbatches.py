@@ -11,6 +11,7 @@ from unittest import mock
 import costs
 import jax
 import pytest
+from tables import cases
 
 from jaxrl_po.cli import launch
 from jaxrl_po.run.devices import memory
@@ -68,16 +69,14 @@ def test_sampling_must_fit_but_asks_for_no_microbatches():
     assert choose(100, update, fixed=10, floor=90, rows=256) == (16, [1, 16])
 
 
-@pytest.mark.parametrize(
-    ("space", "peak_of", "parts", "tried"),
-    [
-        (1070, line, (400, 0), [1, 3, 6]),
-        (1500, lambda n: 2000 - n, (400, 0), [1, 2, 3]),
-        # Three further numbers are not compiled.
-        (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),
-        (1500, line, (1501, 0), [1]),
-        (1500, line, (400, 1501), [1]),  # the peak of sampling
-    ],
+@cases(
+    "space, peak_of, parts, tried",
+    (1070, line, (400, 0), [1, 3, 6]),
+    (1500, lambda n: 2000 - n, (400, 0), [1, 2, 3]),
+    # Three further numbers are not compiled.
+    (1500, lambda n: 2000 if n == 1 else 1550 - n, (400, 0), [1, 2, 3]),
+    (1500, line, (1501, 0), [1]),
+    (1500, line, (400, 1501), [1]),  # the peak of sampling
 )
 def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
     seen = []
@@ -96,7 +95,7 @@ def test_training_that_does_not_fit_is_an_error(space, peak_of, parts, tried):
     assert seen == tried
 
 
-@pytest.mark.parametrize("size", [None, 1000])
+@cases("size", None, 1000)
 def test_refused_program_never_fits(monkeypatch, size):
     refused, tried = DeviceMemory(0, size, refused="RESOURCE_EXHAUSTED: no room"), []
     job = SimpleNamespace(length=Length(1, 12))
@@ -141,8 +140,8 @@ def test_processes_of_a_host_share_its_memory(monkeypatch):
     assert memory.available_bytes(1) == 1000 // 2 - 200
 
 
-@pytest.mark.parametrize("file", ["{}/memory.max", "memory/{}/memory.limit_in_bytes"])
-@pytest.mark.parametrize("group", ["", "slice", "slice/job"])
+@cases("file", "{}/memory.max", "memory/{}/memory.limit_in_bytes")
+@cases("group", "", "slice", "slice/job")
 def test_limit_is_of_container_or_machine(tmp_path, monkeypatch, file, group):
     groups = tmp_path / "self"
     groups.write_text("4:cpu,memory:/slice/job\n3:cpu:/other\n0::/slice/job\n")
@@ -160,15 +159,13 @@ def test_limit_is_of_container_or_machine(tmp_path, monkeypatch, file, group):
         assert memory.limit_bytes() == machine
 
 
-@pytest.mark.parametrize(
-    ("used", "size"),
-    [
-        ("Used 20.00G", 20 * 2**30),
-        ("Used 2T", 2**41),
-        ("(3.5M", 7 * 2**19),
-        ("Used 1K", 1024),
-        ("", None),
-    ],
+@cases(
+    "used, size",
+    ("Used 20.00G", 20 * 2**30),
+    ("Used 2T", 2**41),
+    ("(3.5M", 7 * 2**19),
+    ("Used 1K", 1024),
+    ("", None),
 )
 def test_program_that_the_compiler_rejects_leaves_its_size(monkeypatch, used, size):
     message = f"RESOURCE_EXHAUSTED: Ran out of memory, HLO temporaries {used} of 15.75G hbm."
@@ -198,17 +195,15 @@ def job_of(out, *flags):
     return prepare(language, Experiment.parse(language, argv).read())
 
 
-@pytest.mark.parametrize(
-    ("flags", "numbers"),
-    [
-        (["grpo"], [1, 2, 3, 6, 12, 24]),
-        # A method that does not share prompts.
-        (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),
-        # A method that shuffles rows.
-        (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),
-        (["grpo", "--devices=2", "--mesh=data:2"], [1, 3, 6, 12]),
-        (["dapo", "--problem.num_prompts=8", "--config.train_prompts=6"], [1, 2, 3, 6, 12, 24]),
-    ],
+@cases(
+    "flags, numbers",
+    (["grpo"], [1, 2, 3, 6, 12, 24]),
+    # A method that does not share prompts.
+    (["grpo", "--config.extra_samples=1"], [1, 2, 3, 6, 9, 18]),
+    # A method that shuffles rows.
+    (["grpo", "--config.num_minibatches=2"], [1, 2, 3, 4, 6, 12]),
+    (["grpo", "--devices=2", "--mesh=data:2"], [1, 3, 6, 12]),
+    (["dapo", "--problem.num_prompts=8", "--config.train_prompts=6"], [1, 2, 3, 6, 12, 24]),
 )
 def test_microbatch_is_of_whole_prompts_or_of_one(tmp_path, monkeypatch, flags, numbers):
     monkeypatch.setattr(programs, "check_job", lambda job: None)
@@ -233,7 +228,7 @@ def test_chosen_number_is_exported(tmp_path):
     assert began.starts[0][1][MICROBATCHES] == 3
 
 
-@pytest.mark.parametrize(("flag", "number"), [(f"--{MICROBATCHES}=2", 2), ("--deterministic", 1)])
+@cases("flag, number", (f"--{MICROBATCHES}=2", 2), ("--deterministic", 1))
 def test_no_number_is_chosen_if_given_or_deterministic(tmp_path, flag, number):
     job = job_of(tmp_path, "--algorithm=grpo", flag)
     assert job.rebuild is None

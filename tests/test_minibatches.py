@@ -6,15 +6,14 @@ import jax
 import numpy as np
 import pytest
 from learners import jitted, make
+from tables import cases
 
 from jaxrl_po import minibatches
 from jaxrl_po.backend import Target
 from jaxrl_po.config import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("rows", "num_minibatches"), [(64, 4), (512, 4), (20480, 4), (12, 3), (7, 7), (128, 1)]
-)
+@cases("rows, num_minibatches", (64, 4), (512, 4), (20480, 4), (12, 3), (7, 7), (128, 1))
 def test_each_row_is_dealt_once(rows, num_minibatches):
     order = minibatches.shuffle(jax.random.key(0), rows, num_minibatches)
     assert order.shape == (num_minibatches, rows // num_minibatches)
@@ -41,7 +40,7 @@ def test_permutation_is_uniform():
     assert ((counts - 50.0) ** 2 / 50.0).sum() < 119 + 5 * 15.4
 
 
-@pytest.mark.parametrize(("rows", "num_minibatches"), [(12, 5), (1, 2), (8, 0)])
+@cases("rows, num_minibatches", (12, 5), (1, 2), (8, 0))
 def test_minibatches_that_do_not_divide_rows_are_named(rows, num_minibatches):
     message = f"^num_minibatches: must divide the {rows} rows, got {num_minibatches}$"
     with pytest.raises(ConfigError, match=message):
@@ -58,17 +57,15 @@ def test_core_computes_at_least_256_slots_at_once():
         assert [minibatches.in_cache(*size, target) for size in SIZES] == [1] * len(SIZES)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "problem", "expected"),
-    [
-        ("ppo", "CartPole", {(64, 1)}),
-        ("ppo-penalty", "CartPole", {(64, 1)}),
-        ("a2c", "everything", {(8, 8)}),
-        # updates of the policy, and of the critic in two minibatches
-        ("reinforce", "addition", {(32, 4), (16, 4)}),
-        ("trpo", "CartPole", {(64, 1)}),  # updates of the critic alone
-        ("grpo", "addition", {(16, 4)}),
-    ],
+@cases(
+    "algorithm, problem, expected",
+    ("ppo", "CartPole", {(64, 1)}),
+    ("ppo-penalty", "CartPole", {(64, 1)}),
+    ("a2c", "everything", {(8, 8)}),
+    # updates of the policy, and of the critic in two minibatches
+    ("reinforce", "addition", {(32, 4), (16, 4)}),
+    ("trpo", "CartPole", {(64, 1)}),  # updates of the critic alone
+    ("grpo", "addition", {(16, 4)}),
 )
 def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monkeypatch):
     asked, in_cache = set(), minibatches.in_cache
@@ -83,16 +80,14 @@ def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monk
     assert asked == expected
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "problem"),
-    [
-        ("ppo-penalty", "table"),
-        ("grpo", "table"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("ppo", "CartPole"), ("a2c", "everything"), ("reinforce", "addition"))
-        ),
-    ],
+@cases(
+    "algorithm, problem",
+    ("ppo-penalty", "table"),
+    ("grpo", "table"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("ppo", "CartPole"), ("a2c", "everything"), ("reinforce", "addition"))
+    ),
 )
 def test_parts_teach_the_same_as_whole_minibatches(algorithm, problem, monkeypatch):
     state = jitted(algorithm, problem)[0](jax.random.key(0))

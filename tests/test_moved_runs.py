@@ -9,6 +9,7 @@ import pytest
 import shapes
 import tiny
 from folders import ROWS, SMALL, write_place, write_rows
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.cli import evaluate, launch, sweep
@@ -68,7 +69,7 @@ def resumed(script, out, **given):
 
 
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize("moved", [("runs",), ("inputs",), ("runs", "inputs")])
+@cases("moved", ("runs",), ("inputs",), ("runs", "inputs"))
 def test_moved_run_loads_and_resumes(project, moved, tmp_path):
     for name in moved:
         (project / name).rename(tmp_path / name)
@@ -99,14 +100,12 @@ def test_moved_run_loads_and_resumes(project, moved, tmp_path):
     assert evaluate.main([f"--run={out}"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("script", "flag", "message"),
-    [
-        ("control", "env", r"^env: must be \S+, as .*, or the same in a file of the same"),
-        ("language", "reward", r"^reward: must be \S+, as .*, or the same in a file of"),
-        ("language", "task.train", "began with another set of prompts and answers"),
-        ("language", "init_from", "holds adapters over another base"),
-    ],
+@cases(
+    "script, flag, message",
+    ("control", "env", r"^env: must be \S+, as .*, or the same in a file of the same"),
+    ("language", "reward", r"^reward: must be \S+, as .*, or the same in a file of"),
+    ("language", "task.train", "began with another set of prompts and answers"),
+    ("language", "init_from", "holds adapters over another base"),
 )
 def test_new_path_needs_the_same_content(project, tmp_path, script, flag, message):
     inputs = shutil.copytree(project / "inputs", tmp_path / "inputs")
@@ -133,7 +132,7 @@ def places(tmp_path):
     return tmp_path / "old", tmp_path / "new", sources.digests({"reward": source})
 
 
-@pytest.mark.parametrize("out", ["runs/a", "/runs/a"])
+@cases("out", "runs/a", "/runs/a")
 def test_code_is_found_by_its_digest(places, out):
     old, new, code = places
     stored = {"reward": f"{old}/own.py:nearly,last_number"}

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from names import ROOT, code_of, missing, parses
+from tables import cases
 
 import jaxrl_po
 
@@ -25,23 +26,21 @@ def test_every_name_of_the_package_exists(path):
     assert missing(code_of(path)) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        ("from jaxrl_po.distributions import Categorical, ratio", ["jaxrl_po.distributions.ratio"]),
-        ("from jaxrl_po import losses, losts\nlosses.cisco", ["jaxrl_po.losts", "losses.cisco"]),
-        ("from jaxrl_po import losses as l\nlambda x: l.cisco(x)", ["l.cisco"]),
-        ("import jaxrl_po.control as c\nc.spaces.read_space", ["c.spaces.read_space"]),
-        ("import jaxrl_po\njaxrl_po.run.trained", ["jaxrl_po.run.trained"]),
-        ("def f():\n    from jaxrl_po import run\n    run.lode", ["run.lode"]),
-        ("import jaxrl_po.absent.more", ["jaxrl_po.absent.more"]),
-        ("import jax\njax.jitt", ["jax.jitt"]),
-        ("import comparison\ncomparison.clock", ["comparison.clock"]),
-        ("from jaxrl_po import ppo\nppo.Config(gama=1.0)", ["ppo.Config(gama=)"]),
-        ("from jaxrl_po import losses\ndef f(losses):\n    return losses.total", []),
-        ("from jaxrl_po import losses\nlosses = []\nlosses.append(1)", []),
-        ("import torch\ntorch.no_such_name", []),
-    ],
+@cases(
+    "code, absent",
+    ("from jaxrl_po.distributions import Categorical, ratio", ["jaxrl_po.distributions.ratio"]),
+    ("from jaxrl_po import losses, losts\nlosses.cisco", ["jaxrl_po.losts", "losses.cisco"]),
+    ("from jaxrl_po import losses as l\nlambda x: l.cisco(x)", ["l.cisco"]),
+    ("import jaxrl_po.control as c\nc.spaces.read_space", ["c.spaces.read_space"]),
+    ("import jaxrl_po\njaxrl_po.run.trained", ["jaxrl_po.run.trained"]),
+    ("def f():\n    from jaxrl_po import run\n    run.lode", ["run.lode"]),
+    ("import jaxrl_po.absent.more", ["jaxrl_po.absent.more"]),
+    ("import jax\njax.jitt", ["jax.jitt"]),
+    ("import comparison\ncomparison.clock", ["comparison.clock"]),
+    ("from jaxrl_po import ppo\nppo.Config(gama=1.0)", ["ppo.Config(gama=)"]),
+    ("from jaxrl_po import losses\ndef f(losses):\n    return losses.total", []),
+    ("from jaxrl_po import losses\nlosses = []\nlosses.append(1)", []),
+    ("import torch\ntorch.no_such_name", []),
 )
 def test_what_does_not_exist_is_named(code, absent):
     assert missing(code) == absent

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.control import modules, networks
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
 
 
-@pytest.mark.parametrize(
-    "shape", [(64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8)]
-)
+@cases("shape", (64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8))
 def test_orthogonal_for_every_shape(shape):
     w = networks.orthogonal(2.0)(jax.random.key(0), shape, jnp.float32)
     assert w.shape == shape
@@ -147,9 +146,9 @@ NARROW = networks.NARROW
 TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is tall but not narrow
 
 
-@pytest.mark.parametrize(
-    ("batch", "shape"),
-    [((3, 5), (4, columns)) for columns in (1, 2, NARROW, NARROW + 1)]
+@cases(
+    "batch, shape",
+    *[((3, 5), (4, columns)) for columns in (1, 2, NARROW, NARROW + 1)]
     + [((4, TALL[1]), TALL), ((4 * TALL[1] - 1,), TALL)],
 )
 def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
@@ -174,15 +173,13 @@ def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
     chex.assert_trees_all_close(ours, wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("rows", "shape", "turned"),
-    [
-        (4 * TALL[1], TALL, True),
-        (4 * TALL[1] - 1, TALL, False),
-        (4 * TALL[1], (TALL[0] - 1, TALL[1]), False),
-    ],
+@cases(
+    "rows, shape, turned",
+    (4 * TALL[1], TALL, True),
+    (4 * TALL[1] - 1, TALL, False),
+    (4 * TALL[1], (TALL[0] - 1, TALL[1]), False),
 )
-@pytest.mark.parametrize("seeds", [(), (2,)])
+@cases("seeds", (), (2,))
 def test_gradient_of_tall_kernel_is_computed_transposed(rows, shape, turned, seeds):
     def gradient(x, kernel):
         return jax.grad(lambda kernel: jnp.sin(networks.product(x, kernel)).sum())(kernel)
@@ -195,7 +192,7 @@ def test_gradient_of_tall_kernel_is_computed_transposed(rows, shape, turned, see
     assert found == [(rows, shape[1]), shape[::-1] if turned else shape]
 
 
-@pytest.mark.parametrize("batch", [(), (4,), (2, 4)])
+@cases("batch", (), (4,), (2, 4))
 def test_heads_keep_the_batch_shape(batch):
     observation = jnp.zeros((*batch, 5))
     modules = (
@@ -240,9 +237,7 @@ def test_images_are_flattened_and_their_batch_axes_kept():
     assert len(np.unique(value)) == 4
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "size"), [(3, 1, (5, 6)), (4, 2, (9, 8)), (8, 4, (18, 21)), (2, 2, (4, 4))]
-)
+@cases("kernel, stride, size", (3, 1, (5, 6)), (4, 2, (9, 8)), (8, 4, (18, 21)), (2, 2, (4, 4)))
 def test_convolution_equals_xlas(kernel, stride, size):
     image = jax.random.normal(jax.random.key(0), (2, *size, 3))
     module = networks.Convolution(4, kernel, stride)

@@ -15,6 +15,7 @@ import optax
 import pytest
 import tiny
 from probes import tabular_problem
+from tables import cases
 
 from jaxrl_po import algorithms, control, language, optimizers
 from jaxrl_po.algorithms import a2c, grpo, npg, ppo, reinforce, trpo
@@ -145,16 +146,14 @@ def settled(*arguments):
     return settings.settle(script, read, script.open_world(read.config)).method
 
 
-@pytest.mark.parametrize(
-    ("arguments", "length"),
-    [
-        (["--config.schedule=linear"], 100),
-        (["--config.schedule=cosine"], 100),
-        (["--config.schedule=cosine", "--config.decay_iterations=150"], 150),
-        (["--config.schedule=cosine", "--total_steps=0"], 1),
-        (["--config.schedule=constant"], 0),
-        (["--config.optimizer=lion"], 0),
-    ],
+@cases(
+    "arguments, length",
+    (["--config.schedule=linear"], 100),
+    (["--config.schedule=cosine"], 100),
+    (["--config.schedule=cosine", "--config.decay_iterations=150"], 150),
+    (["--config.schedule=cosine", "--total_steps=0"], 1),
+    (["--config.schedule=constant"], 0),
+    (["--config.optimizer=lion"], 0),
 )
 def test_a_schedule_lasts_as_long_as_the_run(arguments, length):
     assert settled(*arguments).decay_iterations == length
@@ -166,9 +165,7 @@ def test_an_unknown_optimizer_is_refused():
 
 
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize(
-    ("algorithm", "given"), [("ppo", []), ("reinforce", ["--config.warm_up_iterations=3"])]
-)
+@cases("algorithm, given", ("ppo", []), ("reinforce", ["--config.warm_up_iterations=3"]))
 def test_a_run_has_the_optimizer_of_its_flags(tmp_path, monkeypatch, algorithm, given):
     seen = []
     choose = optimizers.choose_optimizer
@@ -207,19 +204,17 @@ def taken(problem):
     return roles
 
 
-@pytest.mark.parametrize(
-    ("network", "policy", "value"),
-    [
-        ({}, DENSE, DENSE),
-        ({"depth": 3, "layer_norm": True}, DENSE | {"torso/Dense_2/kernel"}, None),
-        ({"shared_torso": True}, DENSE, set()),
-        ({"memory": "gru", "recurrent_networks": "policy"}, DENSE | GRU, DENSE),
-        (
-            {"memory": "transformer", "memory_layers": 1},
-            DENSE | LAYER | {"Dense_0/kernel"},
-            DENSE | LAYER | {"Dense_0/kernel"},
-        ),
-    ],
+@cases(
+    "network, policy, value",
+    ({}, DENSE, DENSE),
+    ({"depth": 3, "layer_norm": True}, DENSE | {"torso/Dense_2/kernel"}, None),
+    ({"shared_torso": True}, DENSE, set()),
+    ({"memory": "gru", "recurrent_networks": "policy"}, DENSE | GRU, DENSE),
+    (
+        {"memory": "transformer", "memory_layers": 1},
+        DENSE | LAYER | {"Dense_0/kernel"},
+        DENSE | LAYER | {"Dense_0/kernel"},
+    ),
     ids=["mlp", "deep", "shared", "gru", "transformer"],
 )
 def test_muon_takes_hidden_matrices_of_control(network, policy, value):
@@ -273,7 +268,7 @@ def test_memory_without_torso_reads_the_observation():
     assert networks.hidden_matrices(unknown) is None
 
 
-@pytest.mark.parametrize("layers", [2, 8], ids=["unrolled", "scanned"])
+@cases("layers", 2, 8, ids=["unrolled", "scanned"])
 def test_muon_takes_the_blocks_of_a_transformer(layers):
     task = language.tasks.addition(1)
     shape = language.ModelSettings(width=8, layers=layers, heads=2, kv_heads=1, mlp_width=8)
@@ -317,7 +312,7 @@ class OwnModel(language.Transformer):
     """A user's transformer module."""
 
 
-@pytest.mark.parametrize("role", ["policy", "critic", "actor_critic", "torso", "model"])
+@cases("role", "policy", "critic", "actor_critic", "torso", "model")
 def test_muon_refuses_networks_of_a_user(role):
     """An optax transformation makes `make` succeed, as the message states."""
     if role == "model":

@@ -3,6 +3,7 @@
 import numpy as np
 import overoptimisation
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 
@@ -43,18 +44,16 @@ def test_table_tells_the_end_of_each_run():
     assert lines[-1].endswith("0.750 [0.750, 0.750]")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        (
-            "--coefficients=1,x",
-            "coefficients: must be numbers from 0, separated by commas, got '1,x'",
-        ),
-        ("--coefficients=-1", "coefficients: must be numbers from 0"),
-        ("--comparisons=100", "comparisons: must be a multiple of 64, got 100"),
-        ("--flip=0.5", r"flip: must lie in \[0, 0.5\), got 0.5"),
-        ("--iterations=9", r"iterations: must lie in \[10, inf\)"),
-    ],
+@cases(
+    "argument, message",
+    (
+        "--coefficients=1,x",
+        "coefficients: must be numbers from 0, separated by commas, got '1,x'",
+    ),
+    ("--coefficients=-1", "coefficients: must be numbers from 0"),
+    ("--comparisons=100", "comparisons: must be a multiple of 64, got 100"),
+    ("--flip=0.5", r"flip: must lie in \[0, 0.5\), got 0.5"),
+    ("--iterations=9", r"iterations: must lie in \[10, inf\)"),
 )
 def test_bad_input_is_named(tmp_path, argument, message):
     with pytest.raises(ConfigError, match=f"^{message}"):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import advantages, control
 from jaxrl_po.algorithms import a2c, actor_critic, npg, ppo, ppo_penalty, reinforce, trpo
@@ -100,16 +101,14 @@ def test_settings_of_replaced_advantage_are_refused(module):
             module.make(config, PROBLEM, advantage=own)
 
 
-@pytest.mark.parametrize(
-    ("own", "got"),
-    [
-        (lambda steps: (steps.reward, steps.reward[:-1]), "(array [6], array [5])"),
-        (lambda steps: (steps.reward.sum(), steps.reward), "(array [], array [6])"),
-        (lambda steps: (steps.reward[:, None], steps.reward), "(array [6, 1], array [6])"),
-        (lambda steps: (steps.reward, steps.reward[:, None]), "(array [6], array [6, 1])"),
-        (lambda steps: (steps.reward, 0.0), "(array [6], float)"),
-        (lambda steps: steps.reward, "array [6]"),
-    ],
+@cases(
+    "own, got",
+    (lambda steps: (steps.reward, steps.reward[:-1]), "(array [6], array [5])"),
+    (lambda steps: (steps.reward.sum(), steps.reward), "(array [], array [6])"),
+    (lambda steps: (steps.reward[:, None], steps.reward), "(array [6, 1], array [6])"),
+    (lambda steps: (steps.reward, steps.reward[:, None]), "(array [6], array [6, 1])"),
+    (lambda steps: (steps.reward, 0.0), "(array [6], float)"),
+    (lambda steps: steps.reward, "array [6]"),
     ids=["shorter", "one number", "column", "column as target", "float as target", "no pair"],
 )
 @pytest.mark.parametrize("module", METHODS, ids=shown)
@@ -121,7 +120,7 @@ def test_another_form_of_result_is_named(module, own, got):
         jax.eval_shape(learner.step, start)
 
 
-@pytest.mark.parametrize("module", [a2c, reinforce], ids=shown)
+@cases("module", a2c, reinforce, ids=shown)
 def test_methods_without_a_ratio_take_a_surrogate_too(module):
     def heavier(log_prob, samples):
         return -2.0 * log_prob * samples.advantage, {"log_prob": log_prob}

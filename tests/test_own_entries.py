@@ -9,6 +9,7 @@ import pickle
 import optax
 import pytest
 from probes import MatchCue
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.config import ConfigError
@@ -70,21 +71,19 @@ def make_task(name):
     return language_config.task_entry(name).make(tables.NoSettings(), None)
 
 
-@pytest.mark.parametrize(
-    ("read", "name", "message"),
-    [
-        (lambda x: run.Experiment(algorithm=x), "plain_method", r"^algorithm: .* class with @con"),
-        (language_config.task_entry, "plain_task", r"^task: .* Plain.* class with @config.record"),
-        (make_task, "failing_task", r"^task: \S+mine.py:failing_task: RuntimeError: no data"),
-        (make_task, "empty_task", r"^task: must be a \S+Task or Dialogue, got NoneType"),
-        (
-            suites.from_suite,
-            "NotSuite:A",
-            r"^env: \S+NotSuite must have the methods names and make",
-        ),
-        (suites.from_suite, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
-        (suites.from_suite, "Suite:B", "^env: unknown name 'B'; choose one of A"),
-    ],
+@cases(
+    "read, name, message",
+    (lambda x: run.Experiment(algorithm=x), "plain_method", r"^algorithm: .* class with @con"),
+    (language_config.task_entry, "plain_task", r"^task: .* Plain.* class with @config.record"),
+    (make_task, "failing_task", r"^task: \S+mine.py:failing_task: RuntimeError: no data"),
+    (make_task, "empty_task", r"^task: must be a \S+Task or Dialogue, got NoneType"),
+    (
+        suites.from_suite,
+        "NotSuite:A",
+        r"^env: \S+NotSuite must have the methods names and make",
+    ),
+    (suites.from_suite, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
+    (suites.from_suite, "Suite:B", "^env: unknown name 'B'; choose one of A"),
 )
 def test_wrong_entry_is_named(mine, read, name, message):
     with pytest.raises(ConfigError, match=message):
@@ -119,19 +118,17 @@ def test_memory_of_a_file_is_its_object(mine):
     assert memory.value.__name__ == "NotSuite"
 
 
-@pytest.mark.parametrize("reward", [Constant, [Constant(), len]])
+@cases("reward", Constant, [Constant(), len])
 def test_scorer_is_one_object(reward):
     with pytest.raises(ConfigError, match=r"^reward: must be one object or functions"):
         run.Experiment(task="addition", reward=reward)
 
 
-@pytest.mark.parametrize(
-    ("flag", "make"),
-    [
-        ("optimizer", optax.adam),
-        ("surrogate", lambda rate: functools.partial(print, sep=rate)),
-        ("advantage", lambda rate: lambda steps: rate * steps),
-    ],
+@cases(
+    "flag, make",
+    ("optimizer", optax.adam),
+    ("surrogate", lambda rate: functools.partial(print, sep=rate)),
+    ("advantage", lambda rate: lambda steps: rate * steps),
 )
 def test_digest_holds_the_numbers_of_a_loss(flag, make):
     first, again, other = (
@@ -169,7 +166,7 @@ def test_sweep_refuses_a_list_of_objects(tmp_path):
         )
 
 
-@pytest.mark.parametrize("code", [{"reward": "a:f,b:g"}, {"env": 3}])
+@cases("code", {"reward": "a:f,b:g"}, {"env": 3})
 def test_damaged_code_of_a_run_is_named(tmp_path, code):
     stored = {"format": 1, "script": "language", "reward": "mine.py:f", "resolved": {"code": code}}
     (tmp_path / "config.json").write_text(json.dumps(stored))
@@ -189,9 +186,7 @@ def test_entries_pickle():
     assert dataclasses.is_dataclass(copy.Config)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"), [((5, 1), "what"), ((None,), "what"), ((), "iterations")]
-)
+@cases("arguments, field", ((5, 1), "what"), ((None,), "what"), ((), "iterations"))
 def test_learner_and_iterations_are_asked_for(arguments, field):
     learner = run.train.__globals__["Learner"](None, None, None) if not arguments else arguments[0]
     with pytest.raises(ConfigError, match=f"^{field}: must be "):

@@ -11,6 +11,7 @@ import pytest
 import tiny
 from probes import MatchCueContinuous
 from shapes import trace_only
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.algorithms import a2c, surrogates
@@ -144,35 +145,33 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
     assert again.rows == swept.rows
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"algorithm": "trpo", "optimizer": optax.sgd(0.1)}, "optimizer: must be left out with al"),
-        (
-            {"task": "addition", "algorithm": "grpo", "advantage": surrogates.plain},
-            "advantage: must be left out with algorithm = grpo, which",
-        ),
-        ({"optimizer": lambda: 3}, "optimizer: must be of type GradientTransformation, got 3"),
-        ({"optimizer": "adam"}, r"optimizer: must be a file and a name, file\.py:name, got 'adam'"),
-        ({"advantage": lambda steps: steps.reward}, "advantage: must return"),
-        (
-            {"optimizer": optax.sgd(0.1), "over": {"config.optimizer": "lion"}},
-            r"config\.optimizer: must be auto beside make",
-        ),
-        (
-            {"optimizer": optax.sgd(0.1), "over": {"config.learning_rate": 0.1}},
-            r"config\.learning_rate: has no effect unless the optimizer",
-        ),
-        (
-            {
-                "algorithm": "grpo",
-                "surrogate": surrogates.plain,
-                "over": {"config.dual_clip": True},
-            },
-            r"config\.dual_clip: has no effect unless the surrogate is the clipped one",
-        ),
-        ({"algorithm": "grpo", "actor_critic": nn.Dense(1)}, "actor_critic: must be left out: sam"),
-    ],
+@cases(
+    "given, message",
+    ({"algorithm": "trpo", "optimizer": optax.sgd(0.1)}, "optimizer: must be left out with al"),
+    (
+        {"task": "addition", "algorithm": "grpo", "advantage": surrogates.plain},
+        "advantage: must be left out with algorithm = grpo, which",
+    ),
+    ({"optimizer": lambda: 3}, "optimizer: must be of type GradientTransformation, got 3"),
+    ({"optimizer": "adam"}, r"optimizer: must be a file and a name, file\.py:name, got 'adam'"),
+    ({"advantage": lambda steps: steps.reward}, "advantage: must return"),
+    (
+        {"optimizer": optax.sgd(0.1), "over": {"config.optimizer": "lion"}},
+        r"config\.optimizer: must be auto beside make",
+    ),
+    (
+        {"optimizer": optax.sgd(0.1), "over": {"config.learning_rate": 0.1}},
+        r"config\.learning_rate: has no effect unless the optimizer",
+    ),
+    (
+        {
+            "algorithm": "grpo",
+            "surrogate": surrogates.plain,
+            "over": {"config.dual_clip": True},
+        },
+        r"config\.dual_clip: has no effect unless the surrogate is the clipped one",
+    ),
+    ({"algorithm": "grpo", "actor_critic": nn.Dense(1)}, "actor_critic: must be left out: sam"),
 )
 def test_what_a_method_cannot_take_is_named(given, message, tmp_path):
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -180,7 +179,7 @@ def test_what_a_method_cannot_take_is_named(given, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["advantage", "optimizer"])
+@cases("name", "advantage", "optimizer")
 def test_tuned_values_of_replaced_parts_are_omitted(name):
     replaced = {"advantage": "config.gamma", "optimizer": "config.learning_rate"}
     own = {"advantage": lambda steps: (steps.reward, steps.reward), "optimizer": optax.sgd(0.1)}

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from probes import MatchCueContinuous
 from structured import Structured, TwoChoices, problem_of
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po import run as runs
@@ -22,24 +23,22 @@ from jaxrl_po.run.errors import UserCodeError
 from jaxrl_po.run.experiment import control as command
 
 
-@pytest.mark.parametrize(
-    ("env", "network", "message"),
-    [
-        (
-            "CartPole-v1",
-            {"tanh_squash": True},
-            "tanh_squash: applies to continuous actions only; this environment's are discrete",
-        ),
-        (
-            "CartPole-v1",
-            {"state_dependent_std": True},
-            "state_dependent_std: applies to continuous actions only",
-        ),
-        ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso: must be off"),
-        ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width: must be 0"),
-        ("CartPole-v1", {"channels": 3}, r"channels: .* this environment's observations are \[4\]"),
-        ("CartPole-v1", {"memory": "lstm"}, "memory: must be one of"),
-    ],
+@cases(
+    "env, network, message",
+    (
+        "CartPole-v1",
+        {"tanh_squash": True},
+        "tanh_squash: applies to continuous actions only; this environment's are discrete",
+    ),
+    (
+        "CartPole-v1",
+        {"state_dependent_std": True},
+        "state_dependent_std: applies to continuous actions only",
+    ),
+    ("CartPole-v1", {"shared_torso": True, "memory": "gru"}, "shared_torso: must be off"),
+    ("CartPole-v1", {"shared_torso": True, "critic_width": 8}, "critic_width: must be 0"),
+    ("CartPole-v1", {"channels": 3}, r"channels: .* this environment's observations are \[4\]"),
+    ("CartPole-v1", {"memory": "lstm"}, "memory: must be one of"),
 )
 def test_networks_that_cannot_work_are_named(env, network, message):
     with pytest.raises(ConfigError, match=message):
@@ -66,16 +65,14 @@ def test_critic_may_be_wider_with_layer_norm():
     assert policy["LayerNorm_0"]["scale"].shape == (8,)
 
 
-@pytest.mark.parametrize(
-    ("env", "network"),
-    [
-        pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
-        ("CartPole-v1", {"shared_torso": True}),
-        ("CartPole-v1", {"memory": "gru"}),
-        ("Pendulum-v1", {"state_dependent_std": True}),
-        ("Breakout-MinAtar", {"width": 16}),
-        (TwoChoices(), {}),
-    ],
+@cases(
+    "env, network",
+    pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
+    ("CartPole-v1", {"shared_torso": True}),
+    ("CartPole-v1", {"memory": "gru"}),
+    ("Pendulum-v1", {"state_dependent_std": True}),
+    ("Breakout-MinAtar", {"width": 16}),
+    (TwoChoices(), {}),
 )
 def test_the_initialisation_is_that_of_every_layer(env, network):
     def singular_values(initialization):
@@ -149,18 +146,16 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "message"),
-    [
-        (
-            "policy",
-            {"tanh_squash": True},
-            "tanh_squash: has no effect unless the policy is made here",
-        ),
-        ("policy", {"initial_log_std": 1.0}, "initial_log_std: has no effect unless the policy"),
-        ("critic", {"critic_width": 7}, "critic_width: has no effect unless the critic is made"),
-        ("critic", {"shared_torso": True}, "shared_torso: has no effect unless the critic"),
-    ],
+@cases(
+    "given, settings, message",
+    (
+        "policy",
+        {"tanh_squash": True},
+        "tanh_squash: has no effect unless the policy is made here",
+    ),
+    ("policy", {"initial_log_std": 1.0}, "initial_log_std: has no effect unless the policy"),
+    ("critic", {"critic_width": 7}, "critic_width: has no effect unless the critic is made"),
+    ("critic", {"shared_torso": True}, "shared_torso: has no effect unless the critic"),
 )
 def test_settings_for_which_a_module_stands_are_refused(given, settings, message):
     module = {
@@ -183,15 +178,13 @@ def test_own_networks_drop_settings_tuned_for_others(tmp_path):
     assert not any(name.startswith("network.") for name in shared)
 
 
-@pytest.mark.parametrize(
-    ("env", "head", "message"),
-    [
-        (Structured(), networks.CategoricalHead(3), r"each of the 4 flags .*over 3 options"),
-        (TwoChoices(), networks.CategoricalHead(2), "one of 2 and one of 3 options"),
-        (TwoChoices(), networks.MultiCategoricalHead((3, 2)), "over 3 and 2 options"),
-        (MatchCueContinuous(), networks.GaussianHead(2), "1 continuous components, .* got a Diag"),
-        (MatchCueContinuous(), networks.CategoricalHead(1), "1 continuous components"),
-    ],
+@cases(
+    "env, head, message",
+    (Structured(), networks.CategoricalHead(3), r"each of the 4 flags .*over 3 options"),
+    (TwoChoices(), networks.CategoricalHead(2), "one of 2 and one of 3 options"),
+    (TwoChoices(), networks.MultiCategoricalHead((3, 2)), "over 3 and 2 options"),
+    (MatchCueContinuous(), networks.GaussianHead(2), "1 continuous components, .* got a Diag"),
+    (MatchCueContinuous(), networks.CategoricalHead(1), "1 continuous components"),
 )
 def test_a_policy_must_fit_the_actions(env, head, message):
     class Last(nn.Module):
@@ -286,29 +279,25 @@ def test_networks_that_are_no_modules_are_named(got):
                 make(MISTAKEN[got])
 
 
-@pytest.mark.parametrize(
-    ("policy", "name"),
-    [
-        (networks.Policy(NNX, HEAD), r"policy.torso: .* the nnx module Linear"),
-        (networks.Policy(TORSO, networks.CategoricalHead), "policy.head: .* the class Categorical"),
-        (networks.Policy(networks.SideBySide([TORSO, NNX], TORSO), HEAD), "policy.torso.parts"),
-        (networks.Recurrent(nn.Sequential([NNX]), HEAD, 4), "policy.torso.layers"),
-    ],
+@cases(
+    "policy, name",
+    (networks.Policy(NNX, HEAD), r"policy.torso: .* the nnx module Linear"),
+    (networks.Policy(TORSO, networks.CategoricalHead), "policy.head: .* the class Categorical"),
+    (networks.Policy(networks.SideBySide([TORSO, NNX], TORSO), HEAD), "policy.torso.parts"),
+    (networks.Recurrent(nn.Sequential([NNX]), HEAD, 4), "policy.torso.layers"),
 )
 def test_parts_that_would_not_be_trained_are_named(policy, name):
     with pytest.raises(ConfigError, match=f"^{name}.*ToLinen"):
         control.make_problem(CART_POLE, policy=policy)
 
 
-@pytest.mark.parametrize(
+@cases(
     "memory",
-    [
-        nn.GRUCell,
-        nn.GRUCell(4),
-        nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)),
-        networks.gru(4, networks.orthogonal),
-        lambda *_: nn.GRUCell(4),
-    ],
+    nn.GRUCell,
+    nn.GRUCell(4),
+    nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)),
+    networks.gru(4, networks.orthogonal),
+    lambda *_: nn.GRUCell(4),
 )
 def test_memories_must_be_functions_that_make_one(memory):
     policy = networks.Recurrent(TORSO, HEAD, 4, memory=memory)
@@ -316,24 +305,22 @@ def test_memories_must_be_functions_that_make_one(memory):
         control.make_problem(CART_POLE, policy=policy)
 
 
-@pytest.mark.parametrize("network", [control.NetworkSettings, Layered(), {"width": 8}])
+@cases("network", control.NetworkSettings, Layered(), {"width": 8})
 def test_settings_of_networks_are_no_network(network):
     for make in (control.make_problem, control.make_groups, control.make_vine):
         with pytest.raises(ConfigError, match=r"network: must be a control.NetworkSettings, got"):
             make(CART_POLE, network=network)
 
 
-@pytest.mark.parametrize(
+@cases(
     "policy",
-    [
-        Wrapper(),
-        collections.namedtuple("Pair", "init apply")(Wrapper().init, Wrapper().apply),
-        Layered(inner={"a": nn.Dense(3)}),
-        networks.Policy(lambda x: x, HEAD),
-        nnx.bridge.ToLinen(Rewritten, args=()),
-        Layered(inner=[NNX]),  # a user's module may contain a frozen part
-        Static,
-    ],
+    Wrapper(),
+    collections.namedtuple("Pair", "init apply")(Wrapper().init, Wrapper().apply),
+    Layered(inner={"a": nn.Dense(3)}),
+    networks.Policy(lambda x: x, HEAD),
+    nnx.bridge.ToLinen(Rewritten, args=()),
+    Layered(inner=[NNX]),  # a user's module may contain a frozen part
+    Static,
 )
 def test_modules_and_wrappers_stay_accepted(policy):
     problem = control.make_problem(CART_POLE, policy=policy, num_envs=2, num_steps=2)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
@@ -22,15 +23,13 @@ from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.devices.seeds import over_seeds
 
 
-@pytest.mark.parametrize(
-    ("devices", "num_seeds", "num_rows", "want"),
-    [
-        (1, 3, 5, Placement(3, 1, 1)),
-        (4, 8, 64, Placement(8, 4, 1)),  # seeds are placed before rows: seeds need no communication
-        (4, 1, 64, Placement(1, 1, 4)),
-        (8, 3, 16, Placement(3, 1, 8)),
-        ("2", 2, 2, Placement(2, 2, 1)),
-    ],
+@cases(
+    "devices, num_seeds, num_rows, want",
+    (1, 3, 5, Placement(3, 1, 1)),
+    (4, 8, 64, Placement(8, 4, 1)),  # seeds are placed before rows: seeds need no communication
+    (4, 1, 64, Placement(1, 1, 4)),
+    (8, 3, 16, Placement(3, 1, 8)),
+    ("2", 2, 2, Placement(2, 2, 1)),
 )
 def test_choice(devices, num_seeds, num_rows, want):
     assert parallel.choose(devices, num_seeds=num_seeds, num_rows=num_rows) == want
@@ -45,43 +44,43 @@ def test_auto_takes_what_divides():
     assert parallel.choose("auto", num_seeds=7, num_rows=5).num_devices == 7
 
 
-@pytest.mark.parametrize(
-    ("devices", "match"),
-    [(0, "devices"), ("-1", "devices"), ("many", "devices"), (99, "at most 8"), (5, "must divide")],
+@cases(
+    "devices, match",
+    (0, "devices"),
+    ("-1", "devices"),
+    ("many", "devices"),
+    (99, "at most 8"),
+    (5, "must divide"),
 )
 def test_bad_devices_are_named(devices, match):
     with pytest.raises(ConfigError, match=match):
         parallel.choose(devices, num_seeds=4, num_rows=64)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "want"),
-    [
-        ("seed:2,data:4", Placement(4, 2, 4)),
-        ("data:8", Placement(4, 1, 8)),
-        ("seed:4", Placement(4, 4, 1)),
-        ("data:2,model:4", Placement(4, 1, 2, 4)),
-    ],
+@cases(
+    "mesh, want",
+    ("seed:2,data:4", Placement(4, 2, 4)),
+    ("data:8", Placement(4, 1, 8)),
+    ("seed:4", Placement(4, 4, 1)),
+    ("data:2,model:4", Placement(4, 1, 2, 4)),
 )
 def test_a_mesh_says_it_by_hand(mesh, want):
     assert parallel.choose("auto", num_seeds=4, num_rows=64, mesh=mesh) == want
     assert parallel.choose(want.num_devices, num_seeds=4, num_rows=64, mesh=mesh) == want
 
 
-@pytest.mark.parametrize(
-    ("mesh", "devices", "match"),
-    [
-        ("seed:2,data:4", 4, "has 8 devices, but devices = 4"),
-        ("seed:2,rows:4", "auto", "must read like"),
-        ("seed:0", "auto", "must read like"),
-        ("seed:two", "auto", "must read like"),
-        ("seed:2,seed:4", "auto", "must read like .* each axis once, with counts of at least 1"),
-        ("seed:4,data:4", "auto", "needs 16 devices"),
-        ("data:4,model:4", "auto", "needs 16 devices"),
-        ("model:2,data:2", 2, "has 4 devices, but devices = 2"),
-        ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
-        ("data:7", "auto", "data:7 must divide the 64 rows"),
-    ],
+@cases(
+    "mesh, devices, match",
+    ("seed:2,data:4", 4, "has 8 devices, but devices = 4"),
+    ("seed:2,rows:4", "auto", "must read like"),
+    ("seed:0", "auto", "must read like"),
+    ("seed:two", "auto", "must read like"),
+    ("seed:2,seed:4", "auto", "must read like .* each axis once, with counts of at least 1"),
+    ("seed:4,data:4", "auto", "needs 16 devices"),
+    ("data:4,model:4", "auto", "needs 16 devices"),
+    ("model:2,data:2", 2, "has 4 devices, but devices = 2"),
+    ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
+    ("data:7", "auto", "data:7 must divide the 64 rows"),
 )
 def test_bad_meshes_are_named(mesh, devices, match):
     with pytest.raises(ConfigError, match=match):
@@ -213,7 +212,7 @@ def test_several_processes_use_all_devices(monkeypatch):
         parallel.choose("auto", num_seeds=6, num_rows=5, num_processes=2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Unable to initialize"), AssertionError()])
+@cases("error", RuntimeError("Unable to initialize"), AssertionError())
 def test_a_backend_that_is_not_there_is_named(monkeypatch, error):
     def count():
         raise error

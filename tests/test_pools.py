@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from clock import BOX, SEEN, ignore, source, started
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
@@ -74,14 +75,12 @@ class Strict(gymnasium.Env):
 gymnasium.register("Strict-v0", entry_point=Strict)
 
 
-@pytest.mark.parametrize(
-    ("acts", "low"),
-    [
-        (SPACES.Box(np.array([-0.1, 0.3]), np.array([0.1, 0.7]), dtype=np.float64), 0.2),
-        (SPACES.Box(-0.1, np.inf, (2,), np.float64), -0.2),
-        (SPACES.Box(-0.1, 0.1, (1,), np.float16), -0.1),
-        (SPACES.MultiDiscrete([3, 2], start=[-1, 0]), -1.0),
-    ],
+@cases(
+    "acts, low",
+    (SPACES.Box(np.array([-0.1, 0.3]), np.array([0.1, 0.7]), dtype=np.float64), 0.2),
+    (SPACES.Box(-0.1, np.inf, (2,), np.float64), -0.2),
+    (SPACES.Box(-0.1, 0.1, (1,), np.float16), -0.1),
+    (SPACES.MultiDiscrete([3, 2], start=[-1, 0]), -1.0),
 )
 def test_actions_are_cast_and_stay_within_bounds(acts, low, monkeypatch):
     """In float32, the number 0.1 exceeds the bound 0.1."""
@@ -96,14 +95,12 @@ def test_actions_are_cast_and_stay_within_bounds(acts, low, monkeypatch):
         np.testing.assert_allclose(pool.step(actions).reward, low, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
+@cases(
     "seen",
-    [
-        SPACES.Box(-3, 2**40, (3,), np.int64),
-        SPACES.MultiBinary([3, 2]),
-        SPACES.MultiDiscrete([3, 2, 9], start=[-1, 0, 4]),
-        SPACES.Box(0, 1, (2,), np.bool_),
-    ],
+    SPACES.Box(-3, 2**40, (3,), np.int64),
+    SPACES.MultiBinary([3, 2]),
+    SPACES.MultiDiscrete([3, 2, 9], start=[-1, 0, 4]),
+    SPACES.Box(0, 1, (2,), np.bool_),
 )
 def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
     monkeypatch.setattr(Strict, "observation_space", seen)
@@ -117,14 +114,12 @@ def test_whole_numbers_and_flags_are_observed_as_numbers(seen, monkeypatch):
     np.testing.assert_array_equal(where.spaces.observe(observed), observed)
 
 
-@pytest.mark.parametrize(
-    ("observations", "actions"),
-    [
-        (SEEN, SPACES.MultiBinary(4)),
-        (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
-        (SPACES.Text(4), BOX),
-        (SPACES.Dict({"action_mask": SEEN}), BOX),
-    ],
+@cases(
+    "observations, actions",
+    (SEEN, SPACES.MultiBinary(4)),
+    (SEEN, SPACES.Box(0, 255, (2,), np.uint8)),
+    (SPACES.Text(4), BOX),
+    (SPACES.Dict({"action_mask": SEEN}), BOX),
 )
 def test_spaces_that_cannot_be_handled_are_named(observations, actions):
     with pytest.raises(ConfigError, match=r"^env: odd: (observations|actions|the policy) must"):
@@ -243,14 +238,12 @@ def test_pool_errors_name_the_environment():
         pool.step(np.zeros((1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("field", "shape", "valid"),
-    [
-        ("observation", [3, 2], r"\[2, 2\]"),
-        ("reward", [2, 2], r"\[2\]"),
-        ("terminated", [1], r"\[2\]"),
-        ("truncated", [3], r"\[2\]"),
-    ],
+@cases(
+    "field, shape, valid",
+    ("observation", [3, 2], r"\[2, 2\]"),
+    ("reward", [2, 2], r"\[2\]"),
+    ("terminated", [1], r"\[2\]"),
+    ("truncated", [3], r"\[2\]"),
 )
 def test_shapes_of_a_vector_environment_are_named(field, shape, valid):
     shapes = {name: [2] for name in PoolStep._fields} | {field: shape}

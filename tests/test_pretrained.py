@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
@@ -77,9 +78,9 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
     np.testing.assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
-    [
+    *[
         name if name in ("llama", "gemma3") else pytest.param(name, marks=pytest.mark.slow)
         for name in families.CONFIGS
     ],
@@ -103,22 +104,20 @@ def test_sampled_log_probs_equal_a_full_pass(loaded, name):
     np.testing.assert_allclose(found.log_prob, again, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [
-        ("llama", {"rope": Rope(5e3, 8.0, 64)}),
-        ("llama", {"rope": Rope(5e4)}),
-        ("llama", {"rope": Rope(5e4, 8.0)}),
-        ("qwen3", {"rope": Rope(5e5)}),
-        ("qwen3", {"epsilon": 1e-2}),
-        ("smollm2", {"tied_scale": 0.0}),
-        ("gemma3", {"activation": functools.partial(nn.gelu, approximate=False)}),
-        ("gemma3", {"query_scale": 0.0}),
-        ("gemma3", {"embedding_scale": 1.0}),
-        ("gemma3", {"window_rope": None}),
-        ("gemma3", {"windows": ()}),
-        ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
-    ],
+@cases(
+    "name, changed",
+    ("llama", {"rope": Rope(5e3, 8.0, 64)}),
+    ("llama", {"rope": Rope(5e4)}),
+    ("llama", {"rope": Rope(5e4, 8.0)}),
+    ("qwen3", {"rope": Rope(5e5)}),
+    ("qwen3", {"epsilon": 1e-2}),
+    ("smollm2", {"tied_scale": 0.0}),
+    ("gemma3", {"activation": functools.partial(nn.gelu, approximate=False)}),
+    ("gemma3", {"query_scale": 0.0}),
+    ("gemma3", {"embedding_scale": 1.0}),
+    ("gemma3", {"window_rope": None}),
+    ("gemma3", {"windows": ()}),
+    ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
 )
 def test_every_setting_of_a_family_changes_logits(loaded, name, changed):
     model = loaded(name)
@@ -135,7 +134,7 @@ def test_norms_of_queries_and_keys_change_logits(loaded):
     assert np.abs(found - np.array(GOLDEN["qwen3"]["logits"])).max() > 2e-4
 
 
-@pytest.mark.parametrize("layer", ["query", "key", "value"])
+@cases("layer", "query", "key", "value")
 def test_biases_are_in_the_logits(loaded, layer):
     model = loaded("qwen2")
     params = jax.tree.map(lambda x: x, model.params)
@@ -178,7 +177,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize("where", ["list", "files"])
+@cases("where", "list", "files")
 def test_special_tokens_generation_and_named_templates_are_written(tmp_path, where):
     """Only the map of special tokens contains BOS: without the map, the template of our own folder
     would be refused."""
@@ -232,14 +231,12 @@ def test_a_completion_ends_at_any_of_the_ends(loaded):
     assert cut.length[1] > both.length[1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "ends", "pad"),
-    [
-        ({"pad_token": "<end>"}, [1], 0),  # PAD equals EOS, as in many fine-tuned Llamas
-        ({}, [1, 2], 2),
-        ({}, [0], 1),
-        ({"pad_token": "<pad>"}, [1], 2),
-    ],
+@cases(
+    "settings, ends, pad",
+    ({"pad_token": "<end>"}, [1], 0),  # PAD equals EOS, as in many fine-tuned Llamas
+    ({}, [1, 2], 2),
+    ({}, [0], 1),
+    ({"pad_token": "<pad>"}, [1], 2),
 )
 def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
     folder = families.write(tmp_path / "llama", "llama")
@@ -302,14 +299,12 @@ def test_own_model_is_written_as_a_llama(loaded, tmp_path):
     assert again.chat_template is None
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"gated": False}, "nearest to llama, where gated is True, got False"),
-        ({"tied": True}, "where tied_scale is 1.0, got 0.28"),
-        ({"embedding_scale": 2.0}, "where embedding_scale is 1.0, got 2.0"),
-        ({"qkv_bias": True, "qk_norm": True}, "nearest to qwen3, where qkv_bias is False"),
-    ],
+@cases(
+    "changed, message",
+    ({"gated": False}, "nearest to llama, where gated is True, got False"),
+    ({"tied": True}, "where tied_scale is 1.0, got 0.28"),
+    ({"embedding_scale": 2.0}, "where embedding_scale is 1.0, got 2.0"),
+    ({"qkv_bias": True, "qk_norm": True}, "nearest to qwen3, where qkv_bias is False"),
 )
 def test_a_model_of_no_family_is_not_written(loaded, tmp_path, changed, message):
     model = Transformer(97, width=12, layers=1, heads=2, **changed)
@@ -369,15 +364,13 @@ def test_templates_are_sandboxed_and_their_errors_named(loaded):
             template._replace(source=f"\n{source}").render(MESSAGES)
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("{{ 1 // 0 }}", "ZeroDivisionError: "),
-        ("{{ [1][messages[0].content] + 1 }}", "TypeError|'list object' has no"),
-        ("{{ 'a' | int + 'b' }}", "TypeError: "),
-        ("{{ messages[0].content.index('?') }}", "ValueError: substring not found"),
-        ("{{ strftime_now(5) }}", "TypeError: "),
-    ],
+@cases(
+    "source, reason",
+    ("{{ 1 // 0 }}", "ZeroDivisionError: "),
+    ("{{ [1][messages[0].content] + 1 }}", "TypeError|'list object' has no"),
+    ("{{ 'a' | int + 'b' }}", "TypeError: "),
+    ("{{ messages[0].content.index('?') }}", "ValueError: substring not found"),
+    ("{{ strftime_now(5) }}", "TypeError: "),
 )
 def test_any_error_inside_a_template_is_named(loaded, source, reason):
     template = loaded("llama").chat_template._replace(source=f"\n\n{source}")

@@ -13,6 +13,7 @@ import shapes
 import tiny
 from folders import ADAPTED, BONUS, ROWS, arguments
 from scripts import everything
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.cli import evaluate, export, launch, report
@@ -141,8 +142,8 @@ def test_adapters_over_merged_adapters_are_evaluated(place, adapted, tmp_path, b
     assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["trpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dapo"))]
+@cases(
+    "algorithm", "trpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dapo"))
 )
 def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
     grouped = registry.METHODS[algorithm].compares_groups
@@ -376,17 +377,15 @@ def test_other_base_is_refused_and_missing_named(moved, tmp_path, monkeypatch):
         launch.language([f"--out={adapted}", "--resume"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
-        (["--run={run}"], "out: must name a folder, e.g. trained$"),
-        (["--run={run}", "--out={run}"], r"out: must be a folder that is new or empty, got \S+"),
-        (
-            ["--run={run}", "--out={run}/x", "--seed_index=2"],
-            "seed_index: must be below 2, the seeds of run = .*, got 2$",
-        ),
-    ],
+@cases(
+    "flags, message",
+    ([], "run: must name the folder of a run of jaxrl-po control or jaxrl-po language"),
+    (["--run={run}"], "out: must name a folder, e.g. trained$"),
+    (["--run={run}", "--out={run}"], r"out: must be a folder that is new or empty, got \S+"),
+    (
+        ["--run={run}", "--out={run}/x", "--seed_index=2"],
+        "seed_index: must be below 2, the seeds of run = .*, got 2$",
+    ),
 )
 def test_export_names_what_it_lacks(adapted, flags, message):
     with pytest.raises(ConfigError, match=f"^{message}"):

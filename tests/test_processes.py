@@ -18,6 +18,7 @@ import scripts
 import tiny
 import toy_run
 from scripts import surroundings
+from tables import cases
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -314,21 +315,19 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
     assert "give coordinator (host:port), num_processes and process_id" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"coordinator": "somewhere"},
-            r"coordinator: must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
-        ),
-        ({"coordinator": "host:port"}, r"coordinator: must read like host:port"),
-        ({"coordinator": "host:70000"}, r"coordinator: must read like host:port"),
-        ({"coordinator": ":1234"}, r"coordinator: must read like host:port"),
-        (
-            {"num_processes": 2, "process_id": 2},
-            r"process_id: must be below num_processes = 2, got 2; the first is 0$",
-        ),
-    ],
+@cases(
+    "arguments, message",
+    (
+        {"coordinator": "somewhere"},
+        r"coordinator: must read like host:port, e\.g\. 10\.0\.0\.1:1234, got 'somewhere'",
+    ),
+    ({"coordinator": "host:port"}, r"coordinator: must read like host:port"),
+    ({"coordinator": "host:70000"}, r"coordinator: must read like host:port"),
+    ({"coordinator": ":1234"}, r"coordinator: must read like host:port"),
+    (
+        {"num_processes": 2, "process_id": 2},
+        r"process_id: must be below num_processes = 2, got 2; the first is 0$",
+    ),
 )
 def test_bad_flags_are_named_before_any_waiting(arguments, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
@@ -359,7 +358,7 @@ def test_two_processes_equal_one_on_language(environment, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", [0, 1])
+@cases("victim", 0, 1)
 def test_killed_process_ends_others_and_run_resumes(environment, tmp_path, victim):
     flags = [
         *CONTROL,

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import xla_profile
+from tables import cases
 
 from experiments.benchmarks import language
 from jaxrl_po.config import ConfigError
@@ -78,13 +79,11 @@ def test_transformer_account_has_all_its_products():
         assert 0 < row[f"{name}_products_at_peak_ms"] <= row[f"{name}_ms"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--profile"], "profile: needs width or shape"),
-        (["--profile", "--width=16", "--seeds=2"], "profile: takes one seed, on one device"),
-        (["--profile", "--width=16", "--devices=2"], "profile: takes one seed, on one device"),
-    ],
+@cases(
+    "flags, message",
+    (["--profile"], "profile: needs width or shape"),
+    (["--profile", "--width=16", "--seeds=2"], "profile: takes one seed, on one device"),
+    (["--profile", "--width=16", "--devices=2"], "profile: takes one seed, on one device"),
 )
 def test_an_account_of_what_has_none_is_refused(monkeypatch, flags, message):
     monkeypatch.setattr(language.os, "sched_setaffinity", lambda process, cores: None)

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from tables import cases
 
 from jaxrl_po.run.loop.progress import Progress, clock
 
@@ -168,7 +169,7 @@ def test_words_do_not_break_at_line_ends(terminal, capsys):
     assert all(len(line) <= 80 or line == words[-2] for line in shown)
 
 
-@pytest.mark.parametrize("kind", ["a dumb terminal", "a file"])
+@cases("kind", "a dumb terminal", "a file")
 def test_lines_are_printed_without_a_moving_cursor(kind, terminal, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     if kind == "a dumb terminal":
@@ -182,8 +183,6 @@ def test_lines_are_printed_without_a_moving_cursor(kind, terminal, monkeypatch, 
     )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00")]
-)
+@cases("seconds, text", (0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00"))
 def test_clock(seconds, text):
     assert clock(seconds) == text

@@ -6,6 +6,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
@@ -99,31 +100,29 @@ def test_validation_and_test_share_what_is_held_out():
     assert [len(part) for part in prompts.hash_split(rows[:3], 1e-9, 2)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        ('{"prompt": "1+1=", "answer": "2"', r"rows.jsonl line 3: is not JSON: .*delimiter"),
-        ('["1+1=", "2"]', "line 3: must be an object with prompt and answer, got list"),
-        (
-            '{"prompt": "1+1=", "level": 0}',
-            "line 3: lacks the column 'answer'; it has 'prompt', 'level'",
-        ),
-        ('{"answer": "2"}', "line 3: lacks the column 'prompt'"),
-        (
-            '{"prompt": "1+1=", "answer": 2.5, "level": 0}',
-            "line 3: answer must be text or a whole number, got 2.5",
-        ),
-        ('{"prompt": "", "answer": "2", "level": 0}', "line 3: prompt must not be empty"),
-        (
-            '{"prompt": "1+1=", "answer": "2"}',
-            "line 3: must have the columns of .*line 1: 'level' stands in one of them only",
-        ),
-        (
-            '{"prompt": "1+1=", "answer": "2", "level": 0, "completions": 1}',
-            "line 3: the column 'completions' must have another",
-        ),
-        ('{"prompt": "\\ud800", "answer": "2", "level": 0}', "line 3: is not JSON: .* surrogates"),
-    ],
+@cases(
+    "line, match",
+    ('{"prompt": "1+1=", "answer": "2"', r"rows.jsonl line 3: is not JSON: .*delimiter"),
+    ('["1+1=", "2"]', "line 3: must be an object with prompt and answer, got list"),
+    (
+        '{"prompt": "1+1=", "level": 0}',
+        "line 3: lacks the column 'answer'; it has 'prompt', 'level'",
+    ),
+    ('{"answer": "2"}', "line 3: lacks the column 'prompt'"),
+    (
+        '{"prompt": "1+1=", "answer": 2.5, "level": 0}',
+        "line 3: answer must be text or a whole number, got 2.5",
+    ),
+    ('{"prompt": "", "answer": "2", "level": 0}', "line 3: prompt must not be empty"),
+    (
+        '{"prompt": "1+1=", "answer": "2"}',
+        "line 3: must have the columns of .*line 1: 'level' stands in one of them only",
+    ),
+    (
+        '{"prompt": "1+1=", "answer": "2", "level": 0, "completions": 1}',
+        "line 3: the column 'completions' must have another",
+    ),
+    ('{"prompt": "\\ud800", "answer": "2", "level": 0}', "line 3: is not JSON: .* surrogates"),
 )
 def test_bad_lines_are_named(tmp_path, line, match):
     with pytest.raises(ConfigError, match=match):

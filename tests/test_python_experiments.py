@@ -5,6 +5,7 @@ import json
 
 import pytest
 import shapes
+from tables import cases
 
 from jaxrl_po import run
 from jaxrl_po.cli import launch
@@ -58,19 +59,17 @@ def test_experiment_is_data_of_its_command():
         experiment.script = "control"
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
-        ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
-        ({"seeds": 2.5}, r"^seeds: must be an integer, got 2.5"),
-        ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
-        (
-            {"over": {"config.lr": 1.0}},
-            r"^config.lr: is not a setting; did you mean config.learning_",
-        ),
-        ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
-    ],
+@cases(
+    "keywords, message",
+    ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
+    ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
+    ({"seeds": 2.5}, r"^seeds: must be an integer, got 2.5"),
+    ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
+    (
+        {"over": {"config.lr": 1.0}},
+        r"^config.lr: is not a setting; did you mean config.learning_",
+    ),
+    ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
 )
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):

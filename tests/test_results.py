@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
-import pytest
 import results
+from tables import cases
 
 ROOT = Path(__file__).parent.parent
 PLUGIN = """
@@ -59,13 +59,11 @@ def test_is_not_reached():
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "options", "numbers", "ended"),
-    [
-        (MIXED, ["-n1"], (1, 2, 3), "tests_failed"),
-        (INTERRUPTED, [], (1, 0, 0), "interrupted"),
-        ("import absent", [], (0, 1, 0), "interrupted"),
-    ],
+@cases(
+    "program, options, numbers, ended",
+    (MIXED, ["-n1"], (1, 2, 3), "tests_failed"),
+    (INTERRUPTED, [], (1, 0, 0), "interrupted"),
+    ("import absent", [], (0, 1, 0), "interrupted"),
 )
 def test_a_run_leaves_its_numbers(tmp_path, program, options, numbers, ended):
     (tmp_path / "plugin.py").write_text(PLUGIN)
@@ -107,7 +105,7 @@ def test_a_run_deletes_the_result_of_another(tmp_path):
     assert not (tmp_path / "slow.json").exists()
 
 
-@pytest.mark.parametrize(("worker", "number"), [({}, 1), ({"workerinput": {}}, 0)])
+@cases("worker, number", ({}, 1), ({"workerinput": {}}, 0))
 def test_only_the_process_that_reports_writes(tmp_path, worker, number):
     plugins = []
     config = SimpleNamespace(
@@ -119,7 +117,7 @@ def test_only_the_process_that_reports_writes(tmp_path, worker, number):
     assert sum(isinstance(plugin, results.Results) for plugin in plugins) == number
 
 
-@pytest.mark.parametrize("target", ["slow", "gate"])
+@cases("target", "slow", "gate")
 def test_make_keeps_the_result_where_git_ignores_it(target):
     def run(*command):
         return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

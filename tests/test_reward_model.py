@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language, losses
 from jaxrl_po.algorithms import grpo
@@ -324,14 +325,12 @@ def test_bad_models_are_named():
         )
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"flip": 0.5}, r"flip: must lie in \[0, 0.5\), got 0.5"),
-        ({"comparisons": 100}, "batch_size: must divide comparisons = 100, got 64"),
-        ({"epochs": 0}, "epochs: must lie in"),
-        ({"demonstrations": 1.5}, "demonstrations: must lie in"),
-    ],
+@cases(
+    "changes, match",
+    ({"flip": 0.5}, r"flip: must lie in \[0, 0.5\), got 0.5"),
+    ({"comparisons": 100}, "batch_size: must divide comparisons = 100, got 64"),
+    ({"epochs": 0}, "epochs: must lie in"),
+    ({"demonstrations": 1.5}, "demonstrations: must lie in"),
 )
 def test_bad_settings_are_named(changes, match):
     with pytest.raises(ConfigError, match=match):

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.rewards import budget_with_room
@@ -53,59 +54,57 @@ def rows(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task=file"], r"task\.train: must name a file of prompts"),
-        (
-            ["--task=file", "--task.train={tmp}/bad.jsonl"],
-            r"task\.train: .*bad\.jsonl line 1: lacks the column 'answer'",
-        ),
-        (
-            [*FILE[:2], "--task.test={rows}"],
-            r"task\.test: .* the test prompt '0\+0=' is a training prompt as well",
-        ),
-        (
-            [*FILE, "--task.max_prompt_length=3"],
-            r"task\.train: .*line 1: the prompt has 4 tokens, more than 3",
-        ),
-        (
-            [*FILE, "--reward=nowhere.py:f"],
-            r"reward: /\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
-        ),
-        (
-            [*FILE, "--reward={here}:exacts"],
-            r"reward: .*:exacts cannot be loaded: .*but exact, digits",
-        ),
-        (
-            [*FILE, *REWARD, "--reward_weights=1,2"],
-            r"reward_weights: must be 1 numbers, one for each function, got 1,2$",
-        ),
-        (
-            [*FILE, *REWARD, "--reward_weights=a"],
-            r"reward_weights: must be 1 numbers, one for each function, got a$",
-        ),
-        (
-            [*FILE, *REWARD, "--reward_timeout=0"],
-            r"reward_timeout: must lie in \(0, inf\) seconds, got 0",
-        ),
-        (
-            [*FILE, "--reward_timeout=5"],
-            r"reward_timeout: has no effect unless reward names functions",
-        ),
-        (
-            [*FILE, *REWARD, "--shard_params", "--devices=2"],
-            r"reward: must be left out with sharded parameters",
-        ),
-        (
-            [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
-            r"config\.dynamic_sampling: must be off or reweight where groups are scored in Python",
-        ),
-        (
-            [*REWARD, "--problem.process_reward"],
-            r"problem\.process_reward: has no effect unless the verifier .*reward = verifier",
-        ),
-    ],
+@cases(
+    "arguments, message",
+    (["--task=file"], r"task\.train: must name a file of prompts"),
+    (
+        ["--task=file", "--task.train={tmp}/bad.jsonl"],
+        r"task\.train: .*bad\.jsonl line 1: lacks the column 'answer'",
+    ),
+    (
+        [*FILE[:2], "--task.test={rows}"],
+        r"task\.test: .* the test prompt '0\+0=' is a training prompt as well",
+    ),
+    (
+        [*FILE, "--task.max_prompt_length=3"],
+        r"task\.train: .*line 1: the prompt has 4 tokens, more than 3",
+    ),
+    (
+        [*FILE, "--reward=nowhere.py:f"],
+        r"reward: /\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
+    ),
+    (
+        [*FILE, "--reward={here}:exacts"],
+        r"reward: .*:exacts cannot be loaded: .*but exact, digits",
+    ),
+    (
+        [*FILE, *REWARD, "--reward_weights=1,2"],
+        r"reward_weights: must be 1 numbers, one for each function, got 1,2$",
+    ),
+    (
+        [*FILE, *REWARD, "--reward_weights=a"],
+        r"reward_weights: must be 1 numbers, one for each function, got a$",
+    ),
+    (
+        [*FILE, *REWARD, "--reward_timeout=0"],
+        r"reward_timeout: must lie in \(0, inf\) seconds, got 0",
+    ),
+    (
+        [*FILE, "--reward_timeout=5"],
+        r"reward_timeout: has no effect unless reward names functions",
+    ),
+    (
+        [*FILE, *REWARD, "--shard_params", "--devices=2"],
+        r"reward: must be left out with sharded parameters",
+    ),
+    (
+        [*FILE, *REWARD, "--algorithm=dapo", "--config.dynamic_sampling=refill"],
+        r"config\.dynamic_sampling: must be off or reweight where groups are scored in Python",
+    ),
+    (
+        [*REWARD, "--problem.process_reward"],
+        r"problem\.process_reward: has no effect unless the verifier .*reward = verifier",
+    ),
 )
 def test_bad_flags_are_named_before_anything_is_compiled(
     main, rows, tmp_path, monkeypatch, arguments, message
@@ -176,7 +175,7 @@ def late(completions, **columns):
 
 
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize(("fails", "status"), [(2, 0), (3, 1)])
+@cases("fails, status", (2, 0), (3, 1))
 def test_function_failing_on_later_evaluation_loses_nothing(main, tmp_path, capfd, fails, status):
     rows, rewards, out = tmp_path / "rows.jsonl", tmp_path / "late.py", tmp_path / "run"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+{i}="}) + "\n" for i in range(16)))
@@ -215,7 +214,7 @@ def down(completions, **columns):
 # At iterations 0 and 2 an evaluation makes one call, and the examples make two calls: greedy and
 # sampled.
 @pytest.mark.usefixtures("trace_only")
-@pytest.mark.parametrize("calls", [3, 4])
+@cases("calls", 3, 4)
 def test_function_that_stays_down_loses_nothing(main, tmp_path, capfd, calls):
     from jaxrl_po.cli import evaluate
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from probes import tabular_problem
+from tables import cases
 
 from jaxrl_po import advantages, compensated, group_advantages, group_statistics, trust_region
 from jaxrl_po.algorithms import dapo, group_policy, grpo, trpo
@@ -58,7 +59,7 @@ def compared(rewards):
     }
 
 
-@pytest.mark.parametrize("rewards", [CANCELLING, SHARES, PERMUTED])
+@cases("rewards", CANCELLING, SHARES, PERMUTED)
 def test_same_rewards_in_other_order_are_equal_outcomes(rewards):
     rewards = np.array(rewards, np.float32)
     outcome, relative = compared(rewards)
@@ -91,7 +92,7 @@ def ordered(rewards):
     return problem._replace(collect=collect)
 
 
-@pytest.mark.parametrize("rewards", [CANCELLING[:2], SHARES[:2]])
+@cases("rewards", CANCELLING[:2], SHARES[:2])
 def test_nothing_is_learned_from_the_order_of_rewards(rewards):
     problem = ordered(rewards)
     learner = grpo.make(grpo.Config(use_reference=False, learning_rate=0.1), problem)
@@ -134,7 +135,7 @@ def test_a_billion_samples_do_not_stop_the_count():
     assert float(full.mean[0]) >= float(statistics.mean[0])
 
 
-@pytest.mark.parametrize("step", [1e-2, 1e-3, 1e-4])
+@cases("step", 1e-2, 1e-3, 1e-4)
 def test_the_exact_kl_of_a_small_step(step):
     generator = np.random.default_rng(1)
     mean, log_std = (np.float32(x) for x in (0.0, -0.5))
@@ -173,15 +174,13 @@ def test_k3_of_small_step_is_half_its_square():
     np.testing.assert_allclose(k3(jnp.array(x), jnp.zeros(6)), exact, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "top_p", "kept"),
-    [
-        ([0.5, 0.3, 0.1, 0.1], 0.8, 2),
-        ([0.5, 0.3, 0.1, 0.1], 0.81, 3),
-        ([0.02] * 50, 0.5, 25),
-        ([0.1] * 10, 0.3, 3),
-        ([0.1] * 10, 1e-9, 1),
-    ],
+@cases(
+    "probabilities, top_p, kept",
+    ([0.5, 0.3, 0.1, 0.1], 0.8, 2),
+    ([0.5, 0.3, 0.1, 0.1], 0.81, 3),
+    ([0.02] * 50, 0.5, 25),
+    ([0.1] * 10, 0.3, 3),
+    ([0.1] * 10, 1e-9, 1),
 )
 def test_nucleus_is_the_smallest_set_of_given_mass(probabilities, top_p, kept):
     truncated = truncate_logits(jnp.log(jnp.array(probabilities)), top_p=top_p)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from probes import one_piece
 from scripts import lines
+from tables import cases
 from toy_run import SEEDS, Silent, bits, greedy, job, run, toy
 
 from jaxrl_po.masked import Mean
@@ -76,7 +77,7 @@ def test_latest_and_best_are_kept_apart(whole):
     assert iteration == 23
 
 
-@pytest.mark.parametrize("stop_at", [0, 15])
+@cases("stop_at", 0, 15)
 def test_stopped_and_resumed_run_equals_uninterrupted(tmp_path, whole, stop_at):
     def stop(row):
         if row["iteration"] == stop_at:
@@ -286,9 +287,7 @@ def test_row_with_a_nan_seed_is_not_best(tmp_path):
     assert not again.write({"iteration": 3, **metrics.by_seed({"score": [95.0, 95.5]})})
 
 
-@pytest.mark.parametrize(
-    ("seconds", "calls"), [(0.0, [1] * 10), (2.0, [1, 2, 2, 2, 2, 1]), (1e9, [1, 4, 5])]
-)
+@cases("seconds, calls", (0.0, [1] * 10), (2.0, [1, 2, 2, 2, 2, 1]), (1e9, [1, 4, 5]))
 def test_chunk_is_split_into_timed_calls(monkeypatch, seconds, calls):
     """Each iteration takes a second; in a call of n iterations, the first n rows of the metrics are
     valid."""
@@ -344,7 +343,7 @@ def interrupted_after(calls, monkeypatch):
     monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
 
 
-@pytest.mark.parametrize("calls", [2, 11])
+@cases("calls", 2, 11)
 def test_run_stopped_within_a_chunk_equals_uninterrupted(tmp_path, whole, monkeypatch, calls):
     with monkeypatch.context() as patch:
         interrupted_after(calls, patch)
@@ -360,7 +359,7 @@ def test_run_stopped_within_a_chunk_equals_uninterrupted(tmp_path, whole, monkey
     assert bits(outcome.state) == bits(whole[1].state)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"loss": [[[1.0]], [[1.0]]]}'])
+@cases("content", "", "{}", '{"loss": [[[1.0]], [[1.0]]]}')
 def test_partial_rows_of_other_iterations_are_ignored(tmp_path, content):
     (tmp_path / "aside").write_text(content)
     assert read_aside(tmp_path / "aside", 2) == {}

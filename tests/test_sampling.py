@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from tables import cases
 
 from jaxrl_po.language import Transformer, unembedding
 from jaxrl_po.language.sampling import Decoding, generate, kept_tokens, truncate_logits
@@ -163,7 +163,7 @@ def whole_pass(tokens):
     return MODEL.apply(parameters(), tokens, jnp.zeros(1, jnp.int32))[0]
 
 
-@pytest.mark.parametrize(("temperature", "greedy"), [(0.7, False), (1.3, False), (1.0, True)])
+@cases("temperature, greedy", (0.7, False), (1.3, False), (1.0, True))
 def test_shared_prompt_and_cache_equal_whole_passes(temperature, greedy):
     """Prompts are ragged, and queries are grouped. The test also fixes which key draws which
     token."""
@@ -239,9 +239,9 @@ def kept(probabilities, *, top_k=0, top_p=1.0, min_p=0.0):
     return chosen
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 3, VOCABULARY])
-@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.77, 0.999, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.2])
+@cases("top_k", 0, 1, 3, VOCABULARY)
+@cases("top_p", 1e-6, 0.3, 0.77, 0.999, 1.0)
+@cases("min_p", 0.0, 0.2)
 def test_truncation_equals_a_plain_reference(top_k, top_p, min_p):
     logits = np.random.default_rng(0).normal(size=(20, VOCABULARY)).astype(np.float32) * 2
     logits[5:10, 3] = logits[5:10, 7]
@@ -273,8 +273,8 @@ def test_ties_at_the_edge_keep_lower_indices():
     assert left(np.zeros(10, np.float32), top_p=0.65) == [True] * 7 + [False] * 3
 
 
-@pytest.mark.parametrize("held", [HELD, 1])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@cases("held", HELD, 1)
+@cases("dtype", "float32", "bfloat16")
 def test_ties_of_signed_zeros_keep_the_lower_indices(dtype, held, monkeypatch):
     """Rows are random with few values, some of them subnormal, whose bits sort differently."""
     monkeypatch.setattr(unembedding, "HELD", held)
@@ -309,15 +309,13 @@ def test_top_p_is_of_what_the_others_left():
     assert left(logits, min_p=0.76) == [True, False, False, False]
 
 
-@pytest.mark.parametrize("held", [HELD, 1])
-@pytest.mark.parametrize(
+@cases("held", HELD, 1)
+@cases(
     "options",
-    [
-        {"top_k": 3},
-        {"top_p": 0.6},
-        {"min_p": 0.15},
-        {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "temperature": 1.3},
-    ],
+    {"top_k": 3},
+    {"top_p": 0.6},
+    {"min_p": 0.15},
+    {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "temperature": 1.3},
 )
 def test_samples_sets_and_log_probs_share_one_distribution(options, held, monkeypatch):
     """The distribution is μ = π 1[S] / π(S) for first and later tokens; S is stored as a mask or a

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
@@ -298,14 +299,12 @@ def test_worker_imports_neither_jax_nor_main():
     worker.close()
 
 
-@pytest.mark.parametrize(
-    ("source", "match"),
-    [
-        ("{here}:exacts", "holds no 'exacts', but exact, digits"),
-        ("{tmp}/broken.py:f", "SyntaxError"),
-        ("jaxrl_po.nowhere:f", "ModuleNotFoundError"),
-        ("{tmp}/one.py:ONE", "ONE in .* is not a function"),
-    ],
+@cases(
+    "source, match",
+    ("{here}:exacts", "holds no 'exacts', but exact, digits"),
+    ("{tmp}/broken.py:f", "SyntaxError"),
+    ("jaxrl_po.nowhere:f", "ModuleNotFoundError"),
+    ("{tmp}/one.py:ONE", "ONE in .* is not a function"),
 )
 def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
     (tmp_path / "broken.py").write_text("def f(:")
@@ -316,16 +315,14 @@ def test_what_cannot_be_loaded_is_named(tmp_path, source, match):
     assert source in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "match"),
-    [
-        ([Reward("exact")], "file.py:function or module:function, got 'exact'"),
-        ([Reward("nowhere.py:exact")], "there is no file nowhere.py"),
-        ([of("exact"), of("exact")], "exact twice"),
-        ([of("exact", float("nan"))], "reward_weights: must lie in .*, got nan"),
-        ([of("exact", "0.5")], "reward_weights: must be a number, got '0.5'"),
-        ([of("exact", True)], "reward_weights: must be a number, got True"),
-    ],
+@cases(
+    "rewards, match",
+    ([Reward("exact")], "file.py:function or module:function, got 'exact'"),
+    ([Reward("nowhere.py:exact")], "there is no file nowhere.py"),
+    ([of("exact"), of("exact")], "exact twice"),
+    ([of("exact", float("nan"))], "reward_weights: must lie in .*, got nan"),
+    ([of("exact", "0.5")], "reward_weights: must be a number, got '0.5'"),
+    ([of("exact", True)], "reward_weights: must be a number, got True"),
 )
 def test_bad_functions_are_named(rewards, match):
     with pytest.raises(ConfigError, match=match):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 from scripts import finish, start
+from tables import cases
 
 from jaxrl_po import language as language_lib
 from jaxrl_po.cli import launch
@@ -123,9 +124,9 @@ BAD_FLAGS = {
 
 
 @pytest.mark.usefixtures("no_compilation")
-@pytest.mark.parametrize(
-    ("script", "argument", "message"),
-    [(script, *bad) for script, table in BAD_FLAGS.items() for bad in table.items()],
+@cases(
+    "script, argument, message",
+    *[(script, *bad) for script, table in BAD_FLAGS.items() for bad in table.items()],
 )
 def test_bad_input_leaves_no_folder(tmp_path, capsys, script, argument, message):
     main, small = {
@@ -148,22 +149,20 @@ def test_a_word_that_is_no_flag_is_named():
         launch.control([*tiny.CONTROL, "extra"])
 
 
-@pytest.mark.parametrize(
-    ("argument", "meant"),
-    [
-        ("config.lr", "config.learning_rate"),
-        ("clip_ratio", "config.epsilon_high"),
-        ("config.ent_coef", "config.entropy_coefficient"),
-        ("config.vf_coef", "config.value_coefficient"),
-        ("gae_lambda", "config.lambda_"),
-        ("config.batch_size", "config.num_minibatches"),
-        ("config.num_envs", "problem.num_envs"),
-        ("n_steps", "config.n_steps"),
-        ("problem.n_steps", "problem.num_steps"),
-        ("n_envs", "problem.num_envs"),
-        ("update_epochs", "config.num_epochs"),
-        ("total_timesteps", "total_steps"),
-    ],
+@cases(
+    "argument, meant",
+    ("config.lr", "config.learning_rate"),
+    ("clip_ratio", "config.epsilon_high"),
+    ("config.ent_coef", "config.entropy_coefficient"),
+    ("config.vf_coef", "config.value_coefficient"),
+    ("gae_lambda", "config.lambda_"),
+    ("config.batch_size", "config.num_minibatches"),
+    ("config.num_envs", "problem.num_envs"),
+    ("n_steps", "config.n_steps"),
+    ("problem.n_steps", "problem.num_steps"),
+    ("n_envs", "problem.num_envs"),
+    ("update_epochs", "config.num_epochs"),
+    ("total_timesteps", "total_steps"),
 )
 def test_names_of_other_libraries_suggest_ours(argument, meant):
     message = f"^{argument}: is not a setting; did you mean {meant}\\?$"
@@ -261,16 +260,14 @@ def test_settings_tuned_for_trajectories_are_not_for_groups():
     assert tuned(algorithm="grpo") == tuned(algorithm="grpo", sampling="groups") != {}
 
 
-@pytest.mark.parametrize(
-    ("given", "stored", "stops"),
-    [
-        ({"network.memory": "transformer"}, {}, True),
-        ({"network.memory": "gru"}, {}, False),
-        ({"network.memory": "transformer", "config.early_stop": False}, {}, False),
-        ({"network.memory": "transformer", "algorithm": "trpo"}, {}, None),
-        ({}, {"network.memory": "transformer", "config.early_stop": False}, False),
-        ({"network.memory": "transformer", "env": "xminigrid:MiniGrid-MemoryS8"}, {}, True),
-    ],
+@cases(
+    "given, stored, stops",
+    ({"network.memory": "transformer"}, {}, True),
+    ({"network.memory": "gru"}, {}, False),
+    ({"network.memory": "transformer", "config.early_stop": False}, {}, False),
+    ({"network.memory": "transformer", "algorithm": "trpo"}, {}, None),
+    ({}, {"network.memory": "transformer", "config.early_stop": False}, False),
+    ({"network.memory": "transformer", "env": "xminigrid:MiniGrid-MemoryS8"}, {}, True),
 )
 def test_transformer_memory_stops_early_unless_told(given, stored, stops):
     method = settings.merge_settings(control, given, stored=stored).config.method
@@ -317,15 +314,13 @@ def test_a_tuned_decay_ends_with_the_run(tmp_path, monkeypatch, written_down):
         assert built[-1] == want
 
 
-@pytest.mark.parametrize(
-    ("arguments", "want"),
-    [
-        # An answer has 3 tokens; the last fifth of 4 tokens, rounded up to 1, is punished.
-        (["--algorithm=dapo"], 4),
-        (["--algorithm=dapo", "--config.soft_overlong=false"], 3),
-        (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
-        (["--algorithm=grpo"], 3),
-    ],
+@cases(
+    "arguments, want",
+    # An answer has 3 tokens; the last fifth of 4 tokens, rounded up to 1, is punished.
+    (["--algorithm=dapo"], 4),
+    (["--algorithm=dapo", "--config.soft_overlong=false"], 3),
+    (["--algorithm=dapo", "--problem.max_new_tokens=9"], 9),
+    (["--algorithm=grpo"], 3),
 )
 def test_overlong_shaping_spares_the_longest_right_answer(
     tmp_path, monkeypatch, written_down, arguments, want
@@ -387,9 +382,9 @@ def other_values(field):
     return [*setting_of(field).choices, *zero]
 
 
-@pytest.mark.parametrize(
-    ("script", "run"),
-    scripts_with_defaults(),
+@cases(
+    "script, run",
+    *scripts_with_defaults(),
     ids=lambda part: " ".join(part) if isinstance(part, list) else part.NAME,
 )
 def test_no_flag_conflicts_with_a_script_default(script, run):
@@ -411,13 +406,11 @@ def test_no_flag_conflicts_with_a_script_default(script, run):
     }
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments"),
-    [
-        ("language", ["--algorithm=grpo", "--warm_start.steps=0"]),
-        ("language", ["--algorithm=npg", "--config.estimator=monte_carlo"]),
-        ("control", ["--algorithm=trpo", "--env=CartPole-v1", "--config.estimator=monte_carlo"]),
-    ],
+@cases(
+    "script, arguments",
+    ("language", ["--algorithm=grpo", "--warm_start.steps=0"]),
+    ("language", ["--algorithm=npg", "--config.estimator=monte_carlo"]),
+    ("control", ["--algorithm=trpo", "--env=CartPole-v1", "--config.estimator=monte_carlo"]),
 )
 def test_default_without_effect_does_not_block_runs(tmp_path, written_down, script, arguments):
     main = {"control": launch.control, "language": launch.language}[script]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from finished import SWEEP
+from tables import cases
 
 from jaxrl_po import config
 from jaxrl_po.cli import sweep
@@ -12,62 +13,60 @@ from jaxrl_po.run.experiment import flags, search_space
 SMALL = [flag for flag in SWEEP if "learning_rate" not in flag]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (["--config.learning_rate=1e-3,-1"], "config.learning_rate"),
-        (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
-        (["--problem.num_envs=4,many"], "num_envs"),
-        (["--env=CartPole-v2"], "CartPole-v1"),
-        (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
+@cases(
+    "arguments, match",
+    (["--config.learning_rate=1e-3,-1"], "config.learning_rate"),
+    (["--config.learning_rat=1e-3,1e-2"], "learning_rate"),
+    (["--problem.num_envs=4,many"], "num_envs"),
+    (["--env=CartPole-v2"], "CartPole-v1"),
+    (["--eval_every=3"], "eval_every: must be left out: a sweep is one process"),
+    (
+        ["--distributed", "--coordinator=localhost:1234"],
+        "^distributed: must be left out: a sweep is one process",
+    ),
+    (["--total_steps=0"], "total_steps: must be at least the steps of an iteration, got 0"),
+    (["--total_steps=1"], "total_steps: must be 0 or at least 32 .* got 1"),
+    (["--devices=99"], "devices: must be at most"),
+    (["--critic=nowhere.py:A"], "there is no file"),
+    (["--draws=3"], r"draws: must be left out without a distribution, .*log_uniform.* got 3"),
+    (["--config.gamma=uniform(0,1)"], "draws: must be at least 1 with a distribution, got 0"),
+    (
+        ["--draws=3", "--config.gamma=log_uniform(0,1)"],
+        r"config.gamma: must be log_uniform\(low,high\) with finite 0 < .* got log_uniform",
+    ),
+    (
+        ["--draws=3", "--config.learning_rate=uniform(0,inf)"],
+        r"config.learning_rate: must be uniform\(low,high\) with finite low .* got uniform",
+    ),
+    (["--draws=3", "--config.gamma=uniform(3,4)"], "config.gamma: must lie in"),
+    (["--confirm=2"], "^confirm: must be 0 without a searched flag, got 2"),
+    (
+        ["--config.epsilon_low=@config.epsilon_hihg", "--config.epsilon_high=0.1,0.2"],
+        r"^config.epsilon_low: must be @ and another searched flag, got @config.epsilon_hihg; "
+        r"did you mean config.epsilon_high\?",
+    ),
+    (
+        ["--config.gamma=@config.lambda_", "--config.lambda_=0.9"],
+        r"^config.gamma: must be @ and another searched flag, got @config.lambda_$",
+    ),
+    (
+        ["--draws=3", "--problem.num_envs=uniform(4,8)"],
+        r"^problem.num_envs: must be choice\(a,b,…\), as its values are integers, got uniform",
+    ),
+    *(
         (
-            ["--distributed", "--coordinator=localhost:1234"],
-            "^distributed: must be left out: a sweep is one process",
-        ),
-        (["--total_steps=0"], "total_steps: must be at least the steps of an iteration, got 0"),
-        (["--total_steps=1"], "total_steps: must be 0 or at least 32 .* got 1"),
-        (["--devices=99"], "devices: must be at most"),
-        (["--critic=nowhere.py:A"], "there is no file"),
-        (["--draws=3"], r"draws: must be left out without a distribution, .*log_uniform.* got 3"),
-        (["--config.gamma=uniform(0,1)"], "draws: must be at least 1 with a distribution, got 0"),
-        (
-            ["--draws=3", "--config.gamma=log_uniform(0,1)"],
-            r"config.gamma: must be log_uniform\(low,high\) with finite 0 < .* got log_uniform",
-        ),
-        (
-            ["--draws=3", "--config.learning_rate=uniform(0,inf)"],
-            r"config.learning_rate: must be uniform\(low,high\) with finite low .* got uniform",
-        ),
-        (["--draws=3", "--config.gamma=uniform(3,4)"], "config.gamma: must lie in"),
-        (["--confirm=2"], "^confirm: must be 0 without a searched flag, got 2"),
-        (
-            ["--config.epsilon_low=@config.epsilon_hihg", "--config.epsilon_high=0.1,0.2"],
-            r"^config.epsilon_low: must be @ and another searched flag, got @config.epsilon_hihg; "
-            r"did you mean config.epsilon_high\?",
-        ),
-        (
-            ["--config.gamma=@config.lambda_", "--config.lambda_=0.9"],
-            r"^config.gamma: must be @ and another searched flag, got @config.lambda_$",
-        ),
-        (
-            ["--draws=3", "--problem.num_envs=uniform(4,8)"],
-            r"^problem.num_envs: must be choice\(a,b,…\), as its values are integers, got uniform",
-        ),
-        *(
-            (
-                ["--draws=3", f"--config.gamma={wrong}(0.5,0.9)"],
-                rf"^config.gamma: must be a distribution of a sweep, got {wrong}\(0.5,0.9\); "
-                + f"(did you mean|choose one of) {right}",
-            )
-            for wrong, right in (
-                ("loguniform", "log_uniform"),
-                ("int_uniform", "choice"),
-                ("randint", "choice"),
-                ("Choices ", "choice"),
-                ("beta", "log_uniform, uniform, choice"),
-            )
-        ),
-    ],
+            ["--draws=3", f"--config.gamma={wrong}(0.5,0.9)"],
+            rf"^config.gamma: must be a distribution of a sweep, got {wrong}\(0.5,0.9\); "
+            + f"(did you mean|choose one of) {right}",
+        )
+        for wrong, right in (
+            ("loguniform", "log_uniform"),
+            ("int_uniform", "choice"),
+            ("randint", "choice"),
+            ("Choices ", "choice"),
+            ("beta", "log_uniform, uniform, choice"),
+        )
+    ),
 )
 def test_bad_sweeps_are_named_and_touch_nothing(tmp_path, arguments, match):
     with pytest.raises(ConfigError, match=match):

@@ -10,6 +10,7 @@ import optax
 import pytest
 import tiny
 from folders import arguments, write_place, write_rows
+from tables import cases
 
 from jaxrl_po.algorithms import sft
 from jaxrl_po.cli import evaluate, launch
@@ -74,21 +75,19 @@ CHAT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("columns", "found"),
-    [
-        (
-            {"prompt": "p", "completion": "c", "level": 1},
-            [{"prompt": "p", "level": 1, "answer": "c"}],
-        ),
-        ({"prompt": "p", "answer": "c"}, [{"prompt": "p", "answer": "c"}]),
-        ({"text": "t"}, [{"prompt": "", "answer": "t"}]),
-        (
-            {"messages": CHAT},
-            [{"messages": CHAT[:1], "answer": "b"}, {"messages": CHAT[:3], "answer": "d"}],
-        ),
-        ({"messages": CHAT, "completion": "e"}, [{"messages": CHAT, "answer": "e"}]),
-    ],
+@cases(
+    "columns, found",
+    (
+        {"prompt": "p", "completion": "c", "level": 1},
+        [{"prompt": "p", "level": 1, "answer": "c"}],
+    ),
+    ({"prompt": "p", "answer": "c"}, [{"prompt": "p", "answer": "c"}]),
+    ({"text": "t"}, [{"prompt": "", "answer": "t"}]),
+    (
+        {"messages": CHAT},
+        [{"messages": CHAT[:1], "answer": "b"}, {"messages": CHAT[:3], "answer": "d"}],
+    ),
+    ({"messages": CHAT, "completion": "e"}, [{"messages": CHAT, "answer": "e"}]),
 )
 def test_rows_demonstrate_answers(columns, found):
     assert [row.columns for row in prompts.Row(columns, "row").demonstrations()] == found
@@ -125,32 +124,28 @@ def test_a_text_is_demonstrated_after_an_end(tmp_path):
     assert said.endswith(" words")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "p"}, r"line \d+: must have completion, answer, text, or messages in which"),
-        ({"messages": CHAT[:1]}, r"line \d+: must have completion, answer, text, or messages in"),
-        ({"prompt": "p", "completion": 3}, "line 1: completion must be text, got 3"),
-        ({"text": ["t"]}, r"line 1: text must be text, got \['t'\]"),
-    ],
+@cases(
+    "row, message",
+    ({"prompt": "p"}, r"line \d+: must have completion, answer, text, or messages in which"),
+    ({"messages": CHAT[:1]}, r"line \d+: must have completion, answer, text, or messages in"),
+    ({"prompt": "p", "completion": 3}, "line 1: completion must be text, got 3"),
+    ({"text": ["t"]}, r"line 1: text must be text, got \['t'\]"),
 )
 def test_bad_rows_are_named(tmp_path, row, message):
     with pytest.raises(ConfigError, match=f"^task.train: .*{message}"):
         read_task(tmp_path, [row | {"i": i} for i in range(20)])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--reward=math"], r"^reward: has no effect unless the method samples completions"),
-        (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
-        (["--warm_start.steps=2"], r"^warm_start.steps: is not a setting"),
-        (["--tools=a.py:A"], r"^tools: must be left out with algorithm = sft"),
-        (
-            ["--task=mastermind"],
-            r"^task: must not be a dialogue with algorithm = sft, got mastermind",
-        ),
-    ],
+@cases(
+    "flags, message",
+    (["--reward=math"], r"^reward: has no effect unless the method samples completions"),
+    (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
+    (["--warm_start.steps=2"], r"^warm_start.steps: is not a setting"),
+    (["--tools=a.py:A"], r"^tools: must be left out with algorithm = sft"),
+    (
+        ["--task=mastermind"],
+        r"^task: must not be a dialogue with algorithm = sft, got mastermind",
+    ),
 )
 def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
     given = [*tiny.MODEL, "--algorithm=sft", "--devices=1", f"--out={tmp_path / 'run'}"]

@@ -11,6 +11,7 @@ import shapes
 import tiny
 from probes import AlwaysTruncated, MatchCueContinuous
 from structured import NoneLegal, Structured, TwoChoices, problem_of
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
@@ -95,9 +96,7 @@ def test_bounds_of_a_matrix_of_actions_are_paired():
 SLOW = (reinforce, a2c, ppo_penalty, npg, trpo)
 
 
-@pytest.mark.parametrize(
-    "module", [ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in SLOW)]
-)
+@cases("module", ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in SLOW))
 def test_every_method_keeps_to_the_legal_actions(module):
     config = {"num_minibatches": 2} if module in (ppo, ppo_penalty) else {}
     problem = problem_of(Structured(), normalize_observations=True)
@@ -211,7 +210,7 @@ def test_two_choices_at_once_are_played():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [ppo, trpo])
+@cases("module", ppo, trpo)
 def test_two_choices_at_once_are_learned(module):
     settings = {"num_envs": 32, "num_steps": 16}
     problem = problem_of(TwoChoices(), **settings)
@@ -223,14 +222,12 @@ def test_two_choices_at_once_are_learned(module):
     assert float(metrics["episode_return"].metric()) > 0.9
 
 
-@pytest.mark.parametrize(
-    ("module", "dependent"),
-    [
-        (trpo, True),
-        pytest.param(trpo, False, marks=pytest.mark.slow),
-        pytest.param(ppo, True, marks=pytest.mark.slow),
-        pytest.param(ppo, False, marks=pytest.mark.slow),
-    ],
+@cases(
+    "module, dependent",
+    (trpo, True),
+    pytest.param(trpo, False, marks=pytest.mark.slow),
+    pytest.param(ppo, True, marks=pytest.mark.slow),
+    pytest.param(ppo, False, marks=pytest.mark.slow),
 )
 def test_squashed_actions_are_learned_within_their_box(module, dependent):
     played = []
@@ -319,13 +316,11 @@ def test_tanh_is_refused_for_unbounded_spaces():
         problem_of(Free(), control.NetworkSettings(tanh_squash=True))
 
 
-@pytest.mark.parametrize(
-    ("spaces", "message"),
-    [
-        ({"num_actions": 0}, "^env: spaces must have one of num_actions"),
-        ({"choices": (2, 2)}, "^env: spaces must have one of num_actions"),
-        ({"observation": None}, "^env: spaces.observation must be the shapes and dtypes"),
-    ],
+@cases(
+    "spaces, message",
+    ({"num_actions": 0}, "^env: spaces must have one of num_actions"),
+    ({"choices": (2, 2)}, "^env: spaces must have one of num_actions"),
+    ({"observation": None}, "^env: spaces.observation must be the shapes and dtypes"),
 )
 def test_an_environment_must_be_what_its_spaces_say(spaces, message):
     environment = control.adapt(AlwaysTruncated())
@@ -342,16 +337,14 @@ def test_reset_must_return_what_the_spaces_say():
         jax.eval_shape(problem.init, jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "shape", "scaled"),
-    [
-        (0, 255, (4, 4), True),
-        (0, 255, (4, 4, 3), True),
-        (0, 255, (8,), False),
-        (0, 1, (8,), False),
-        (0, 1, (4, 4), False),
-        (1, 255, (4, 4), False),
-    ],
+@cases(
+    "low, high, shape, scaled",
+    (0, 255, (4, 4), True),
+    (0, 255, (4, 4, 3), True),
+    (0, 255, (8,), False),
+    (0, 1, (8,), False),
+    (0, 1, (4, 4), False),
+    (1, 255, (4, 4), False),
 )
 def test_bytes_are_images_by_bounds_and_axes(low, high, shape, scaled):
     box = gymnasium.spaces.Box(low, high, shape, np.uint8)

@@ -11,6 +11,7 @@ from pathlib import Path
 import families
 import pytest
 from families import tokenizers
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text
@@ -48,20 +49,18 @@ def read(folder):
     return text.read_tokenizer(read_folder(folder), WORDS)[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "flags", "single", "ids"),
-    [
-        (LLAMA, {"add_bos_token": True}, "", [3, 4]),
-        (LLAMA, {"add_bos_token": False, "add_eos_token": True}, "", [4, 1]),
-        (LLAMA, {"add_eos_token": True}, "", [3, 4, 1]),
-        (LLAMA, {"add_eos_token": None}, BOS, [3, 4]),
-        ("GemmaTokenizer", {"add_bos_token": True, "add_eos_token": False}, BOS, [3, 4]),
-        (LLAMA, {}, "", [4]),
-        (LLAMA, {}, BOS, [3, 4]),
-        (None, {"add_bos_token": True}, "", [3, 4]),
-        ("PreTrainedTokenizerFast", {"add_bos_token": False}, BOS, [3, 4]),
-        ("Qwen2Tokenizer", {"add_bos_token": True}, "", [4]),
-    ],
+@cases(
+    "kind, flags, single, ids",
+    (LLAMA, {"add_bos_token": True}, "", [3, 4]),
+    (LLAMA, {"add_bos_token": False, "add_eos_token": True}, "", [4, 1]),
+    (LLAMA, {"add_eos_token": True}, "", [3, 4, 1]),
+    (LLAMA, {"add_eos_token": None}, BOS, [3, 4]),
+    ("GemmaTokenizer", {"add_bos_token": True, "add_eos_token": False}, BOS, [3, 4]),
+    (LLAMA, {}, "", [4]),
+    (LLAMA, {}, BOS, [3, 4]),
+    (None, {"add_bos_token": True}, "", [3, 4]),
+    ("PreTrainedTokenizerFast", {"add_bos_token": False}, BOS, [3, 4]),
+    ("Qwen2Tokenizer", {"add_bos_token": True}, "", [4]),
 )
 def test_flags_add_tokens_as_in_transformers(folder, kind, flags, single, ids):
     if single:
@@ -74,15 +73,13 @@ def test_flags_add_tokens_as_in_transformers(folder, kind, flags, single, ids):
     assert read(folder).encode("w4", special=True) == ids
 
 
-@pytest.mark.parametrize(
-    ("flags", "single", "message"),
-    [
-        ({"add_bos_token": False}, BOS, r"make \['<unk>'\] of 'a', and it \['<bos>', '<unk>'\]"),
-        ({"add_bos_token": True}, NOTHING, r"make \['<bos>', '<unk>'\] of 'a', and it"),
-        ({"add_eos_token": True}, BOS, "must agree with post_processor of tokenizer.json"),
-        ({"add_bos_token": True, "bos_token": None}, "", "or bos_token one of tokenizer.json"),
-        ({"add_eos_token": True, "eos_token": "w"}, "", "or eos_token one of .*, got 'w'"),
-    ],
+@cases(
+    "flags, single, message",
+    ({"add_bos_token": False}, BOS, r"make \['<unk>'\] of 'a', and it \['<bos>', '<unk>'\]"),
+    ({"add_bos_token": True}, NOTHING, r"make \['<bos>', '<unk>'\] of 'a', and it"),
+    ({"add_eos_token": True}, BOS, "must agree with post_processor of tokenizer.json"),
+    ({"add_bos_token": True, "bos_token": None}, "", "or bos_token one of tokenizer.json"),
+    ({"add_eos_token": True, "eos_token": "w"}, "", "or eos_token one of .*, got 'w'"),
 )
 def test_flags_that_contradict_the_tokenizer_are_refused(folder, flags, single, message):
     if single:
@@ -109,13 +106,11 @@ SAID = [{"role": "user", "content": "w4"}, {"role": "assistant", "content": "w5 
 KEEPS = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (KEEPS, "user: w4<end>assistant: w5 w6 "),
-        (KEEPS.replace("m.content", "m.content | trim"), "user: w4<end>assistant: w5 w6"),
-        (KEEPS + "{% if add_generation_prompt %}new{% endif %}", "user: w4<end>assistant: w5 w6 "),
-    ],
+@cases(
+    "template, expected",
+    (KEEPS, "user: w4<end>assistant: w5 w6 "),
+    (KEEPS.replace("m.content", "m.content | trim"), "user: w4<end>assistant: w5 w6"),
+    (KEEPS + "{% if add_generation_prompt %}new{% endif %}", "user: w4<end>assistant: w5 w6 "),
 )
 def test_a_last_message_of_the_assistant_is_continued(folder, template, expected):
     found = ChatTemplate(template, {}).render(SAID, continue_final_message=True)
@@ -125,7 +120,7 @@ def test_a_last_message_of_the_assistant_is_continued(folder, template, expected
     assert reader.encode(row) == tuple(read(folder).encode(expected))
 
 
-@pytest.mark.parametrize("content", ["m.content[:5]", "m.content.split('w5')[-1]", "''"])
+@cases("content", "m.content[:5]", "m.content.split('w5')[-1]", "''")
 def test_incompletely_rendered_last_message_is_refused(folder, content):
     template = ChatTemplate(KEEPS.replace("m.content", content), {})
     row = prompts.Row({"messages": SAID}, "rows.jsonl line 3")
@@ -135,10 +130,8 @@ def test_incompletely_rendered_last_message_is_refused(folder, content):
         prompts.PromptEncoder(read(folder), template).encode(row)
 
 
-@pytest.mark.parametrize("name", [text.GENERATION, text.CONFIG])
-@pytest.mark.parametrize(
-    ("given", "ends"), [([], (1,)), (None, (1,)), (-1, (1,)), (2, (2,)), ([5, 1, 5], (5, 1))]
-)
+@cases("name", text.GENERATION, text.CONFIG)
+@cases("given, ends", ([], (1,)), (None, (1,)), (-1, (1,)), (2, (2,)), ([5, 1, 5], (5, 1)))
 def test_ends_that_are_absent_are_looked_for_elsewhere(folder, name, given, ends):
     (folder / text.GENERATION).unlink()
     (folder / text.TEMPLATE).unlink()
@@ -146,8 +139,8 @@ def test_ends_that_are_absent_are_looked_for_elsewhere(folder, name, given, ends
     assert read(folder).ends == ends
 
 
-@pytest.mark.parametrize("name", [text.GENERATION, text.CONFIG])
-@pytest.mark.parametrize("given", [[1, None], "</s>", WORDS, [1, WORDS], -2, [-1], True, 1.5, {}])
+@cases("name", text.GENERATION, text.CONFIG)
+@cases("given", [1, None], "</s>", WORDS, [1, WORDS], -2, [-1], True, 1.5, {})
 def test_ends_that_are_no_ids_are_refused(folder, name, given):
     (folder / text.GENERATION).unlink()
     change(folder / name, eos_token_id=given)
@@ -221,7 +214,7 @@ def test_files_are_utf8_in_any_locale_despite_mark(folder):
     assert (folder / text.TEMPLATE).read_bytes() == "é\n{{ messages }}".encode()
 
 
-@pytest.mark.parametrize("name", [text.SETTINGS, text.TEMPLATE, text.TOKENIZER])
+@cases("name", text.SETTINGS, text.TEMPLATE, text.TOKENIZER)
 def test_another_encoding_is_named(folder, name):
     path = folder / name
     path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases
 
 from jaxrl_po import config, control, language, run
 from jaxrl_po.algorithms import a2c
@@ -230,35 +231,33 @@ def test_train_takes_numpy_numbers(tmp_path):
     assert (stored["seeds"], stored["total_steps"], stored["log_every"]) == (1, 16, 1)
 
 
-@pytest.mark.parametrize("name", ["iterations", "seeds", "seed", "steps_per_iteration", "resume"])
+@cases("name", "iterations", "seeds", "seed", "steps_per_iteration", "resume")
 def test_train_refuses_text_by_name(name):
     options = {"iterations": 1, name: "1"}
     with pytest.raises(ConfigError, match=f"^{name}: must be .*, got '1'"):
         run.train(LEARNER, options.pop("iterations"), **options)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"seeds": "4"}, "^seeds: must be an integer, got '4'"),
-        ({"over": {"config.gamma": "0.9"}}, "^config.gamma: must be a number, got '0.9'"),
-        ({"over": {"config.gamma": np.bool_(True)}}, "^config.gamma: must be a number, got True"),
-        ({"over": {"config.normalize_advantage": 1}}, "^config.normalize_advantage: must be true "),
-        ({"overwrite": "true"}, "^overwrite: must be true or false, got 'true'"),
-        (
-            {"task": "addition", "reward_weights": ["1", 2]},
-            "^reward_weights: must be a number, got",
-        ),
-        ({"task": "addition", "reward_weights": [True]}, "^reward_weights: must be a number, got"),
-        ({"seed": jax.random.key(0)}, "^seed: must be a number or text, got PRNGKeyArray"),
-    ],
+@cases(
+    "given, message",
+    ({"seeds": "4"}, "^seeds: must be an integer, got '4'"),
+    ({"over": {"config.gamma": "0.9"}}, "^config.gamma: must be a number, got '0.9'"),
+    ({"over": {"config.gamma": np.bool_(True)}}, "^config.gamma: must be a number, got True"),
+    ({"over": {"config.normalize_advantage": 1}}, "^config.normalize_advantage: must be true "),
+    ({"overwrite": "true"}, "^overwrite: must be true or false, got 'true'"),
+    (
+        {"task": "addition", "reward_weights": ["1", 2]},
+        "^reward_weights: must be a number, got",
+    ),
+    ({"task": "addition", "reward_weights": [True]}, "^reward_weights: must be a number, got"),
+    ({"seed": jax.random.key(0)}, "^seed: must be a number or text, got PRNGKeyArray"),
 )
 def test_an_experiment_follows_the_rule_of_records(given, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**given)
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float64, jnp.float32, np.array])
+@cases("kind", np.float32, np.float64, jnp.float32, np.array)
 def test_scalars_over_an_experiment_are_numbers(kind):
     plain = run.Experiment(seeds=2, over={"config.gamma": 0.9, "config.early_stop": True})
     assert dict(plain.settings) == {"seeds": 2, "config.gamma": 0.9, "config.early_stop": True}

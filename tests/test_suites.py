@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from tables import cases
 
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
@@ -94,15 +95,13 @@ def test_parameters_keep_the_type_of_their_default():
             convert("counts", default, value)
 
 
-@pytest.mark.parametrize(
-    ("env_params", "message"),
-    [
-        ('{"gravty": 1}', " has no 'gravty'; did you mean gravity"),
-        ('{"gravity": "9.8"}', ": gravity must be of type float, got '9.8'"),
-        ('{"gravity": true}', ": gravity must be of type float"),
-        ('{"gravity": [1, [2]]}', ": gravity must be of type float"),
-        ('{"max_steps_in_episode": 1.5}', ": max_steps_in_episode must be of type int"),
-    ],
+@cases(
+    "env_params, message",
+    ('{"gravty": 1}', " has no 'gravty'; did you mean gravity"),
+    ('{"gravity": "9.8"}', ": gravity must be of type float, got '9.8'"),
+    ('{"gravity": true}', ": gravity must be of type float"),
+    ('{"gravity": [1, [2]]}', ": gravity must be of type float"),
+    ('{"max_steps_in_episode": 1.5}', ": max_steps_in_episode must be of type int"),
 )
 def test_wrong_parameters_of_gymnax_are_named(env_params, message):
     with pytest.raises(ConfigError, match=f"^env_params: CartPole-v1{message}"):

@@ -8,6 +8,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import pytest
+from tables import cases
 
 from jaxrl_po import control, divergences, language, losses, minibatches, updates
 from jaxrl_po.algorithms import (
@@ -75,24 +76,22 @@ def trace(learner):
 
 
 @pytest.mark.parametrize("name", UNFIT_SURROGATES)
-@pytest.mark.parametrize("method", ["ppo", "ppo_penalty", "groups"])
+@cases("method", "ppo", "ppo_penalty", "groups")
 def test_a_surrogate_of_another_form_is_named(method, name):
     surrogate, got = UNFIT_SURROGATES[name]
     with pytest.raises(ConfigError, match=ELEMENTS + r"shape \[\d.*\] of log_prob, got .*" + got):
         trace(make(method, surrogate))
 
 
-@pytest.mark.parametrize("module", [npg, trpo])
-@pytest.mark.parametrize(
-    ("surrogate", "got"),
-    [
-        (lambda d, samples: d.log_prob(samples.action).mean(), r"array \[\]\s"),
-        (lambda d, samples: d.log_prob(samples.action), r"array \[128\]\s"),
-        (
-            lambda d, samples: Mean(d.log_prob(samples.action), samples.mask),
-            r"Mean of array \[128\] and array \[128\]\s",
-        ),
-    ],
+@cases("module", npg, trpo)
+@cases(
+    "surrogate, got",
+    (lambda d, samples: d.log_prob(samples.action).mean(), r"array \[\]\s"),
+    (lambda d, samples: d.log_prob(samples.action), r"array \[128\]\s"),
+    (
+        lambda d, samples: Mean(d.log_prob(samples.action), samples.mask),
+        r"Mean of array \[128\] and array \[128\]\s",
+    ),
 )
 def test_surrogate_of_natural_step_is_a_mean(module, surrogate, got):
     learner = module.make(module.Config(), path(), surrogate=surrogate)
@@ -226,7 +225,7 @@ def parts(surrogate, rows=12, shape=(), dtype=jnp.float32, axis_name=None):
 MIXING = low_kl, none_far, below_quantile, share_near, over_count, over_rows, by_quantile, logs_mean
 
 
-@pytest.mark.parametrize("rows", [12, 13, 43, 73])
+@cases("rows", 12, 13, 43, 73)
 @pytest.mark.parametrize("surrogate", [*MIXING, among_eight])
 def test_reading_other_rows_is_seen(surrogate, rows):
     with pytest.raises(ConfigError, match=r"surrogates\.row_wise"):
@@ -258,7 +257,7 @@ def over_mean(log_prob, samples):
     return -ratio * samples.advantage, {}
 
 
-@pytest.mark.parametrize("surrogate", [over_slots, over_mean])
+@cases("surrogate", over_slots, over_mean)
 def test_rows_of_what_reads_their_length_stay_whole(surrogate):
     assert parts(surrogate, shape=(5,)) == (5, None)
     assert parts(surrogates.row_wise(surrogate), shape=(5,)) == (5, SORTED)
@@ -279,7 +278,7 @@ of_unit_gradient.defvjp(lambda x: (x, None), lambda _, g: (g / jnp.linalg.norm(g
 of_centred_gradient.defjvp(lambda x, t: (x[0], t[0] - t[0].mean()))
 
 
-@pytest.mark.parametrize("function", [of_unit_gradient, of_centred_gradient])
+@cases("function", of_unit_gradient, of_centred_gradient)
 def test_gradients_that_mix_rows_are_seen(function):
     with pytest.raises(ConfigError, match="other rows"):
         judged(lambda log_prob, samples: (function(log_prob) * samples.advantage, {}))
@@ -417,7 +416,7 @@ def logging(name):
     return surrogate
 
 
-@pytest.mark.parametrize("method", ["ppo", "groups"])
+@cases("method", "ppo", "groups")
 def test_a_wrapped_surrogate_logs_what_it_did(method):
     clipped = surrogates.clipped(0.2, 0.2)
     logged = {"clip_fraction_low", "clip_fraction_high"}

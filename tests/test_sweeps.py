@@ -15,6 +15,7 @@ import pytest
 import tiny
 from finished import SWEEP
 from probes import one_piece
+from tables import cases
 from toy_run import start_of
 
 from jaxrl_po import config, run
@@ -58,7 +59,7 @@ def test_sweep_keeps_its_microbatches():
     assert several.rebuild is None
 
 
-@pytest.mark.parametrize(("seeds", "devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
+@cases("seeds, devices", (2, 1), pytest.param(3, 2, marks=pytest.mark.slow))
 def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
     """A combination begins with the parameters of a run that has its settings alone."""
     left_out = "--seeds", "--devices", "--warm_start."
@@ -149,9 +150,7 @@ def swept(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"]]
-)
+@cases("arguments", [], ["--seeds=2", "--config.learning_rate=1e-3,1e-2", "--devices=auto"])
 def test_resumed_sweep_keeps_its_settings(tmp_path, swept, programs_run, monkeypatch, arguments):
     """The sweep keeps its settings even if the tuned settings have changed since its start."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
@@ -171,29 +170,27 @@ def test_resumed_sweep_keeps_its_settings(tmp_path, swept, programs_run, monkeyp
     assert json.loads((out / "sweep.json").read_text()) == rows
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+@cases(
+    "arguments, message",
+    (
+        ["--seeds=3"],
         (
-            ["--seeds=3"],
-            (
-                r"seeds: must be 2, as in the run in \S+, got 3; "
-                r"leave it out, or choose another folder$"
-            ),
+            r"seeds: must be 2, as in the run in \S+, got 3; "
+            r"leave it out, or choose another folder$"
         ),
-        (
-            ["--config.learning_rate=1e-4,1e-2"],
-            r"config\.learning_rate: must be 1e-3,1e-2, as in .* got 1e-4,1e-2; leave",
-        ),
-        (["--config.gamma=0.9"], r"config\.gamma: must be left out, as in .* got 0\.9; leave"),
-        (["--network.width=4"], r"network\.width: must be 4,8, as in .* got 4; leave"),
-        (
-            ["--algorithm=a2c", "--config.n_steps=3"],
-            r"algorithm: must be left out, as in .* got a2c; leave",
-        ),
-        (["--total_steps=512"], r"total_steps: must be 256, as in .* got 512; leave"),
-        (["--config.gama=0.9"], r"config\.gama: is not a setting; did you mean config\.gamma\?"),
-    ],
+    ),
+    (
+        ["--config.learning_rate=1e-4,1e-2"],
+        r"config\.learning_rate: must be 1e-3,1e-2, as in .* got 1e-4,1e-2; leave",
+    ),
+    (["--config.gamma=0.9"], r"config\.gamma: must be left out, as in .* got 0\.9; leave"),
+    (["--network.width=4"], r"network\.width: must be 4,8, as in .* got 4; leave"),
+    (
+        ["--algorithm=a2c", "--config.n_steps=3"],
+        r"algorithm: must be left out, as in .* got a2c; leave",
+    ),
+    (["--total_steps=512"], r"total_steps: must be 256, as in .* got 512; leave"),
+    (["--config.gama=0.9"], r"config\.gama: is not a setting; did you mean config\.gamma\?"),
 )
 def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, swept, arguments, message):
     out = shutil.copytree(swept, tmp_path / "sweep")
@@ -203,9 +200,7 @@ def test_a_resumed_sweep_names_the_flags_that_differ(tmp_path, swept, arguments,
     assert (out / "config.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "stored", ['{"format": 1, "script": "control"}', '{"format": 1, "script": "sweep"}']
-)
+@cases("stored", '{"format": 1, "script": "control"}', '{"format": 1, "script": "sweep"}')
 def test_a_folder_that_holds_no_sweep_is_named(tmp_path, stored):
     (tmp_path / "config.json").write_text(stored)
     with pytest.raises(
@@ -304,7 +299,7 @@ def test_sweep_that_cannot_write_says_resume(tmp_path, monkeypatch, programs_run
     assert len(programs_run) == 3  # the first program's results are stored
 
 
-@pytest.mark.parametrize("rows", ["{bad", "5", "[{}]"])
+@cases("rows", "{bad", "5", "[{}]")
 def test_a_damaged_table_is_named(tmp_path, swept, rows):
     out = shutil.copytree(swept, tmp_path / "sweep")
     (out / "sweep.json").write_text(rows)

@@ -5,6 +5,7 @@ import json
 
 import families
 import pytest
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
@@ -17,21 +18,19 @@ def rendered(source, special=(), **arguments):
     return ChatTemplate(source, dict(special)).render(SAID, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{% if tools is not none %}tools{% else %}none{% endif %}", "none"),
-        ("{% if documents is not none %}some{% else %}none{% endif %}", "none"),
-        ("{% if tools %}tools{% endif %}{{ tools is none }}", "True"),
-        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "é"}'),
-        ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
-        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
-        ("{{ {'b': 1, 'a': 2} | tojson(false, none, none, true) }}", '{"a": 2, "b": 1}'),
-        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
-        ("{{ '<b>' | tojson }}", '"<b>"'),
-        ("{{ nothing }}|", "|"),
-        ("{% if bos_token is defined %}{{ bos_token }}{% endif %}|", "|"),
-    ],
+@cases(
+    "source, text",
+    ("{% if tools is not none %}tools{% else %}none{% endif %}", "none"),
+    ("{% if documents is not none %}some{% else %}none{% endif %}", "none"),
+    ("{% if tools %}tools{% endif %}{{ tools is none }}", "True"),
+    ("{{ messages[0] | tojson }}", '{"role": "user", "content": "é"}'),
+    ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+    ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+    ("{{ {'b': 1, 'a': 2} | tojson(false, none, none, true) }}", '{"a": 2, "b": 1}'),
+    ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+    ("{{ '<b>' | tojson }}", '"<b>"'),
+    ("{{ nothing }}|", "|"),
+    ("{% if bos_token is defined %}{{ bos_token }}{% endif %}|", "|"),
 )
 def test_what_a_template_is_given(source, text):
     assert rendered(source) == text
@@ -41,7 +40,7 @@ def test_tools_that_are_given_are_there():
     assert rendered("{{ tools | length }}{{ documents is none }}", tools=[{}, {}]) == "2True"
 
 
-@pytest.mark.parametrize("source", ["{{ bos_token }}a", "{{ 'a' ~ mask_token }}"])
+@cases("source", "{{ bos_token }}a", "{{ 'a' ~ mask_token }}")
 def test_missing_special_token_is_an_error(source):
     with pytest.raises(ConfigError, match=r"^chat_template: line 1: '(bos|mask)_token' is undef"):
         rendered(source)

@@ -12,6 +12,7 @@ import golden_tools
 import pytest
 from families import tokenizers
 from folders import TOOLS_TEMPLATE, write_tools
+from tables import cases
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language.pretrained import text, tools
@@ -70,16 +71,14 @@ def starred(*numbers: int):
     """
 
 
-@pytest.mark.parametrize(
-    ("tool", "lacks"),
-    [
-        (bare, "lacks a docstring"),
-        (unhinted, "parameter x of tool lacks a type hint"),
-        (undescribed, "parameter x of tool lacks a line in the section Args"),
-        (odd, "parameter x of tool has the type Object, which JSON does not have"),
-        (chosen, "parameter x of tool must list its choices as JSON"),
-        (starred, "parameter numbers of tool must be a named one"),
-    ],
+@cases(
+    "tool, lacks",
+    (bare, "lacks a docstring"),
+    (unhinted, "parameter x of tool lacks a type hint"),
+    (undescribed, "parameter x of tool lacks a line in the section Args"),
+    (odd, "parameter x of tool has the type Object, which JSON does not have"),
+    (chosen, "parameter x of tool must list its choices as JSON"),
+    (starred, "parameter numbers of tool must be a named one"),
 )
 def test_what_a_tool_lacks_is_named(tool, lacks):
     with pytest.raises(schemas.ToolError, match=re.escape(lacks)):
@@ -122,15 +121,13 @@ def test_reply_is_the_templates_text_behind_a_call(found):
     assert said == "<end> tool: low tool: high assistant:"
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (("{%- if tools %}", "{%- if false %}"), "^chat_template: does not show the tool guess"),
-        (("message.tool_calls or []", "[]"), "it does not show them"),
-        (("call.function | tojson", "call.function.name"), "writes them otherwise"),
-        (("' <call>' +", "' ' +"), "JSON between tags"),
-        (("message.role + ': ' +", "message.role if message.role == 'tool' else"), "results"),
-    ],
+@cases(
+    "changed, said",
+    (("{%- if tools %}", "{%- if false %}"), "^chat_template: does not show the tool guess"),
+    (("message.tool_calls or []", "[]"), "it does not show them"),
+    (("call.function | tojson", "call.function.name"), "writes them otherwise"),
+    (("' <call>' +", "' ' +"), "JSON between tags"),
+    (("message.role + ': ' +", "message.role if message.role == 'tool' else"), "results"),
 )
 def test_a_template_that_cannot_write_tools_is_refused(found, changed, said):
     assert TOOLS_TEMPLATE.count(changed[0]) == 1

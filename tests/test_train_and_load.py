@@ -13,6 +13,7 @@ import pytest
 import scripts
 import shapes
 import tiny
+from tables import cases
 from test_experiments import with_older_jax
 
 from jaxrl_po import control, language, run
@@ -88,36 +89,32 @@ def test_a_run_whose_lines_were_removed_goes_on(tmp_path):
 WRAPPED = Learner(lambda key: LEARNER.init(key), *LEARNER[1:])
 
 
-@pytest.mark.parametrize(
-    ("learner", "given", "stored", "expected"),
-    [
-        (LEARNER, None, {}, (32, "environment steps")),
-        (LEARNER, 32, {}, (32, "environment steps")),
-        (LEARNER, 1, {}, (1, "iterations")),
-        (LEARNER, 10, {}, (10, "steps")),
-        (LEARNER, None, {"steps_per_iteration": 1}, (1, "iterations")),
-        (SPOKEN, None, {}, (6, "completions")),
-        (
-            Learner(jax.jit(LEARNER.init), LEARNER.sample, LEARNER.update),
-            None,
-            {},
-            (32, control_command.UNIT),
-        ),
-        (WRAPPED, None, {}, (1, "iterations")),
-        (WRAPPED, None, {"steps_per_iteration": 32, "unit": "dreams"}, (32, "dreams")),
-    ],
+@cases(
+    "learner, given, stored, expected",
+    (LEARNER, None, {}, (32, "environment steps")),
+    (LEARNER, 32, {}, (32, "environment steps")),
+    (LEARNER, 1, {}, (1, "iterations")),
+    (LEARNER, 10, {}, (10, "steps")),
+    (LEARNER, None, {"steps_per_iteration": 1}, (1, "iterations")),
+    (SPOKEN, None, {}, (6, "completions")),
+    (
+        Learner(jax.jit(LEARNER.init), LEARNER.sample, LEARNER.update),
+        None,
+        {},
+        (32, control_command.UNIT),
+    ),
+    (WRAPPED, None, {}, (1, "iterations")),
+    (WRAPPED, None, {"steps_per_iteration": 32, "unit": "dreams"}, (32, "dreams")),
 )
 def test_steps_of_an_iteration_come_from_the_problem(learner, given, stored, expected):
     assert prepare.steps_of(learner, given, stored) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "settings"),
-    [
-        ("trajectories", control.make_problem, {"num_envs": 4, "num_steps": 8}),
-        ("groups", control.make_groups, {"num_prompts": 2, "group_size": 3, "num_steps": 5}),
-        ("vine", control.make_vine, {"num_envs": 2, "num_steps": 8, "num_states": 3, "horizon": 4}),
-    ],
+@cases(
+    "name, make, settings",
+    ("trajectories", control.make_problem, {"num_envs": 4, "num_steps": 8}),
+    ("groups", control.make_groups, {"num_prompts": 2, "group_size": 3, "num_steps": 5}),
+    ("vine", control.make_vine, {"num_envs": 2, "num_steps": 8, "num_states": 3, "horizon": 4}),
 )
 def test_problems_count_the_steps_that_commands_count(name, make, settings):
     way = control_command.SAMPLINGS[name]
@@ -146,13 +143,11 @@ def test_what_differs_from_the_run_is_named(stopped):
             run.train(LEARNER, **given | changed, steps_per_iteration=32, out=stopped)
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "why"),
-    [
-        ({"learning_rate": 1e-3}, {}, "the program of an iteration is another"),
-        ({"n_steps": 3}, {}, "the program of an iteration is another"),
-        ({}, {"normalize_observations": True}, r"the checkpoint holds nothing for .collector\S+, "),
-    ],
+@cases(
+    "config, options, why",
+    ({"learning_rate": 1e-3}, {}, "the program of an iteration is another"),
+    ({"n_steps": 3}, {}, "the program of an iteration is another"),
+    ({}, {"normalize_observations": True}, r"the checkpoint holds nothing for .collector\S+, "),
 )
 def test_a_run_is_not_resumed_with_another_learner(stopped, config, options, why):
     problem = control.make_problem(ENV, num_envs=4, num_steps=8, **options)
@@ -245,23 +240,21 @@ def test_without_a_folder_nothing_stays(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"iterations": -1}, "^iterations: must be a whole number in"),
-        ({"resume": True}, "^out: must name the folder of a run"),
-        ({"iterations": 1.5}, "^iterations: must be a whole number in"),
-        ({"total_steps": 9}, "^total_steps: is not an argument of train with a learner: iterat"),
-        ({"seeds": 0}, "^seeds: must lie in"),
-        ({"devices": 5}, "^devices: must divide the 1 seeds or the 1 rows"),
-        ({"seeds": 9, "devices": 9}, "^devices: must be at most 8"),
-        ({"title": 1}, "^title: must be of type str, got 1"),
-        ({"log_every": -1}, "^log_every: must lie in"),
-        ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
-        ({"score": "return"}, "^evaluate: must be given where score = 'return'"),
-        ({"score": "retrun", "evaluate": EVALUATE}, "^score: must be one of ended, length, return"),
-        ({"watch": ("entrpy",)}, "^watch: must name metrics of the learner"),
-    ],
+@cases(
+    "arguments, message",
+    ({"iterations": -1}, "^iterations: must be a whole number in"),
+    ({"resume": True}, "^out: must name the folder of a run"),
+    ({"iterations": 1.5}, "^iterations: must be a whole number in"),
+    ({"total_steps": 9}, "^total_steps: is not an argument of train with a learner: iterat"),
+    ({"seeds": 0}, "^seeds: must lie in"),
+    ({"devices": 5}, "^devices: must divide the 1 seeds or the 1 rows"),
+    ({"seeds": 9, "devices": 9}, "^devices: must be at most 8"),
+    ({"title": 1}, "^title: must be of type str, got 1"),
+    ({"log_every": -1}, "^log_every: must lie in"),
+    ({"steps_per_iteration": 0}, "^steps_per_iteration: must be a whole number in"),
+    ({"score": "return"}, "^evaluate: must be given where score = 'return'"),
+    ({"score": "retrun", "evaluate": EVALUATE}, "^score: must be one of ended, length, return"),
+    ({"watch": ("entrpy",)}, "^watch: must name metrics of the learner"),
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from policies import PARAMS, VECTOR, categorical, mean_kl
+from tables import cases
 
 from jaxrl_po import trust_region
 
@@ -19,7 +20,7 @@ def random_system(size=8, seed=1):
     )
 
 
-@pytest.mark.parametrize("iterations", [1, 3, 12])
+@cases("iterations", 1, 3, 12)
 def test_conjugate_gradient_equals_jax_scipy(iterations):
     matrix, b = random_system()
     x, residual = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=iterations)
@@ -68,19 +69,17 @@ def test_conjugate_gradient_stops_at_the_relative_residual():
     assert float(exact) <= 1e-5 * norm
 
 
-@pytest.mark.parametrize(
-    ("diagonal", "b", "solution", "residual"),
-    [
-        ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # the right-hand side is zero
-        # The residual reaches 0 exactly after one product.
-        ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),
-        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # without curvature no step is taken
-        ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # the curvature is negative
-        ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
-        # The residual is 5e19, whose square overflows.
-        ([2e-38, 200.0], [1.0, 1e-20], [0.0, 0.0], 1.0),
-        ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # all squares underflow
-    ],
+@cases(
+    "diagonal, b, solution, residual",
+    ([1.0, 4.0], [0.0, 0.0], [0.0, 0.0], 0.0),  # the right-hand side is zero
+    # The residual reaches 0 exactly after one product.
+    ([2.0, 2.0], [1.0, 3.0], [0.5, 1.5], 0.0),
+    ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0], 5.0**0.5),  # without curvature no step is taken
+    ([-1.0, -1.0], [3.0, 4.0], [0.0, 0.0], 5.0),  # the curvature is negative
+    ([np.nan, 1.0], [3.0, 4.0], [0.0, 0.0], 5.0),
+    # The residual is 5e19, whose square overflows.
+    ([2e-38, 200.0], [1.0, 1e-20], [0.0, 0.0], 1.0),
+    ([1e-45, 1e-45], [1e-30, 0.0], [0.0, 0.0], 0.0),  # all squares underflow
 )
 def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residual):
     diagonal, b = jnp.array(diagonal), jnp.array(b)
@@ -141,7 +140,7 @@ def test_natural_step_moves_the_exact_kl_by_delta():
     assert float(kl(note_step)) > 5e-3
 
 
-@pytest.mark.parametrize("curvature", [0.0, -1.0, np.nan, np.inf])
+@cases("curvature", 0.0, -1.0, np.nan, np.inf)
 def test_natural_step_is_zero_without_curvature(curvature):
     step = trust_region.natural_step(
         {"a": jnp.ones(2)}, lambda v: {"a": curvature * v["a"]}, max_kl=0.01
@@ -226,9 +225,7 @@ def test_full_step_asks_no_gain_or_bound():
     assert bool(info.accepted)
 
 
-@pytest.mark.parametrize(
-    "reason", ["nan surrogate", "infinite surrogate", "nan kl", "minus infinite kl", "no step"]
-)
+@cases("reason", "nan surrogate", "infinite surrogate", "nan kl", "minus infinite kl", "no step")
 def test_a_full_step_that_breaks_is_refused(reason):
     evaluate = REFUSED.get(reason, lambda x: (x, x))
     x, info = leap(evaluate, 0.1, 0.0 if reason == "no step" else 1.0)

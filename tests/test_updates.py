@@ -11,6 +11,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from tables import cases
 from traced import equations
 
 from jaxrl_po import masked, minibatches, updates
@@ -77,9 +78,7 @@ def test_step_is_the_gradient_of_divided_sum():
     np.testing.assert_allclose(metrics["grad_norm"].value(), optax.tree.norm(gradient), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "num_microbatches", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))]
-)
+@cases("num_microbatches", 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8)))
 def test_microbatches_do_not_change_the_update(num_microbatches):
     whole, _, metrics = run(num_epochs=2, num_minibatches=2)
     split, _, split_metrics = run(
@@ -116,9 +115,7 @@ def test_parts_of_a_minibatch_give_same_update(monkeypatch):
     chex.assert_trees_all_close(metrics, metrics_of_parts, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_microbatches": 2}, {"stop": lambda _: jnp.bool_(False)}]
-)
+@cases("options", {}, {"num_microbatches": 2}, {"stop": lambda _: jnp.bool_(False)})
 def test_loss_is_traced_once_for_counts_and_gradient(options):
     traced = []
 
@@ -140,8 +137,8 @@ def test_mean_of_microbatch_means_would_differ():
     assert abs(float(sum(means) / 2 - regression(PARAMS, samples)[0][0].value())) > 1e-2
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-@pytest.mark.parametrize("num_minibatches", [1, 4])
+@cases("devices", 2, 4, 8)
+@cases("num_minibatches", 1, 4)
 def test_devices_do_not_change_the_update(devices, num_minibatches):
     optimizer, samples = optax.sgd(0.1), make_samples(rows=256)
     options = {"num_epochs": 2, "num_minibatches": num_minibatches}
@@ -198,7 +195,7 @@ def of_mask(samples):
     return samples["mask"]
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 2])
+@cases("num_microbatches", 1, 2)
 def test_minibatches_are_empty_by_their_mask(num_microbatches):
     """The second mean of `regression` counts masked rows, as `losses.fixed_length_mean` does."""
     samples = make_samples() | {"mask": jnp.arange(32) == 5}
@@ -217,7 +214,7 @@ def test_minibatches_are_empty_by_their_mask(num_microbatches):
     assert not np.array_equal(after["w"], PARAMS["w"])
 
 
-@pytest.mark.parametrize("unmasked", [0, 1])
+@cases("unmasked", 0, 1)
 def test_devices_agree_whether_a_minibatch_is_empty(unmasked):
     samples = make_samples(rows=64) | {"mask": jnp.arange(64) < unmasked}
     state = ADAM.update(jax.tree.map(jnp.ones_like, PARAMS), ADAM.init(PARAMS))[1]
@@ -233,7 +230,7 @@ def test_devices_agree_whether_a_minibatch_is_empty(unmasked):
         assert np.array_equal(each, PARAMS["w"]) == (unmasked == 0)
 
 
-@pytest.mark.parametrize("poison", [jnp.nan, jnp.inf, 1e30])
+@cases("poison", jnp.nan, jnp.inf, 1e30)
 def test_non_finite_step_is_skipped_and_counted(poison):
     samples = make_samples()
     samples["y"][samples["mask"].argmax()] = poison
@@ -276,11 +273,13 @@ def test_stop_leaves_out_that_step_and_the_rest():
     assert float(metrics["loss"].value()) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [({}, 1), ({"num_microbatches": 2}, 2), ({"stop": lambda _: jnp.bool_(False)}, 1)],
+@cases(
+    "options, parts",
+    ({}, 1),
+    ({"num_microbatches": 2}, 2),
+    ({"stop": lambda _: jnp.bool_(False)}, 1),
 )
-@pytest.mark.parametrize("jitted", [False, True])
+@cases("jitted", False, True)
 def test_a_loss_calls_back_once_per_step(options, parts, jitted):
     seen = []
 

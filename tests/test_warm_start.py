@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 from scripts import start
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.cli import launch
@@ -62,15 +63,13 @@ def slow(name, *arguments):
     return pytest.param([*arguments], id=name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments",
-    [
-        slow("one device", "--seeds=2", "--devices=1", "--warm_start.accuracy=1"),
-        slow("seeds", *ACCURATE),
-        pytest.param(["--seeds=1", "--devices=2", "--warm_start.accuracy=1"], id="rows"),
-        slow("parameters", *ACCURATE, "--shard_params"),
-        slow("learned reward", "--seeds=2", "--devices=1", "--algorithm=rloo", *LEARNED),
-    ],
+    slow("one device", "--seeds=2", "--devices=1", "--warm_start.accuracy=1"),
+    slow("seeds", *ACCURATE),
+    pytest.param(["--seeds=1", "--devices=2", "--warm_start.accuracy=1"], id="rows"),
+    slow("parameters", *ACCURATE, "--shard_params"),
+    slow("learned reward", "--seeds=2", "--devices=1", "--algorithm=rloo", *LEARNED),
 )
 def test_the_state_is_that_of_one_program(tmp_path, arguments):
     given = ["--algorithm=grpo", f"--warm_start.steps={STEPS}", *arguments]
