@@ -141,8 +141,7 @@ def test_benchmark_counts_the_products_that_there_are():
             task.tokenizer.size
         )
         tokens, new = jax.numpy.zeros((2, task.prompt_length + 4), jax.numpy.int32), 5
-        apply = functools.partial(model.apply, last=new)
-        traced = jax.make_jaxpr(apply)(
+        traced = jax.make_jaxpr(functools.partial(model.apply, last=new))(
             model.parameter_shapes(), tokens, jax.numpy.zeros(2, jax.numpy.int32)
         )
         shapes = [

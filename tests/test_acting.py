@@ -130,8 +130,7 @@ def test_policy_is_saved_as_npz_alone(trained, tmp_path):
 
 def acting_in(action_space):
     """Returns the policy of an untrained problem with two observed numbers, the first constant."""
-    observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2,))
-    spaces = read_spaces("mine", observation_space, action_space)
+    spaces = read_spaces("mine", gymnasium.spaces.Box(-9.0, 9.0, (2,)), action_space)
     settings = control.ControlSettings(num_envs=2, num_steps=2, normalize_observations=True)
     problem = recorded_from_settings(spaces, settings, control.NetworkSettings())
     params, collector = problem.init(jax.random.key(0))

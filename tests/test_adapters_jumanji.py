@@ -209,8 +209,7 @@ def test_enclosed_snake_may_take_any_action():
 
     legal, enclosed = observation.legal, 0
     for i in range(60):
-        keys = jax.random.split(jax.random.key(i), 64)
-        running, legal = step(keys, running, legal)
+        running, legal = step(jax.random.split(jax.random.key(i), 64), running, legal)
         offered, mask = np.asarray(legal), np.asarray(running.state.action_mask)
         none = ~mask.any(axis=1)
         enclosed += none.sum()

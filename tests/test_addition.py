@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po.language import tasks
@@ -97,13 +98,11 @@ def test_padding_stands_on_the_left_and_is_counted(variant):
     task = make(*variant)
     sampled, answers = examples(variant)
     padded = sampled.tokens == task.tokenizer.pad
-    np.testing.assert_array_equal(padded, np.arange(task.prompt_length) < sampled.pad[:, None])
+    assert_array_equal(padded, np.arange(task.prompt_length) < sampled.pad[:, None])
     assert (len(set(sampled.pad.tolist())) > 1) == (not variant[1])  # prompts may be ragged or not
     is_eos = answers == task.tokenizer.eos
     assert (is_eos.sum(axis=1) == 1).all()
-    np.testing.assert_array_equal(
-        answers == task.tokenizer.pad, np.cumsum(is_eos, axis=1) - is_eos == 1
-    )
+    assert_array_equal(answers == task.tokenizer.pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
 
 
 @VARIANTS
@@ -119,7 +118,7 @@ def test_verifier_accepts_the_demonstration_and_nothing_else(variant, slack):
     completions = ((answers[:, None] + changes) % task.tokenizer.size).astype(np.int32)
     score = jax.jit(jax.vmap(jax.vmap(task.score, (None, 0))))(sampled.problem, completions)
     assert score.dtype == jnp.float32
-    np.testing.assert_array_equal(score, np.broadcast_to(np.arange(length + 1) == 0, score.shape))
+    assert_array_equal(score, np.broadcast_to(np.arange(length + 1) == 0, score.shape))
 
 
 def test_right_digits_without_proper_end_are_wrong():
@@ -142,13 +141,13 @@ def test_credit_sums_to_score_of_right_answer():
     task = make(2, False)
     problem = (jnp.uint32(12), jnp.uint32(30))
     digits, eos, pad = task.tokenizer.encode("25"), task.tokenizer.eos, task.tokenizer.pad
-    np.testing.assert_allclose(
+    assert_allclose(
         task.credit(problem, jnp.array([*digits, eos, pad])), [1 / 3, 0.0, 1 / 3, 0.0], rtol=1e-6
     )
     sampled, answers = examples((3, False, True))
     credit = jax.jit(jax.vmap(make(3, False).credit))(sampled.problem, answers)
     assert credit.dtype == jnp.float32
-    np.testing.assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-6)
+    assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-6)
 
 
 def test_splits_partition_all_pairs_of_two_digits():
@@ -156,7 +155,7 @@ def test_splits_partition_all_pairs_of_two_digits():
     out."""
     a, b = np.meshgrid(np.arange(100, dtype=np.uint32), np.arange(100, dtype=np.uint32))
     held_out = np.asarray(jax.jit(tasks.is_held_out)(a, b))
-    np.testing.assert_array_equal(held_out, held_out.T)
+    assert_array_equal(held_out, held_out.T)
     assert 0.08 < held_out.mean() < 0.12
     drawn = {}
     for split in (False, True):

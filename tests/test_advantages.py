@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po import advantages, group_advantages
@@ -51,7 +52,7 @@ def test_gae_by_hand(case):
     inputs = stream(
         [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], list(map(float, next_value)), terminated, truncated
     )
-    np.testing.assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
+    assert_allclose(gae(*inputs, gamma=0.5, lambda_=0.5), expected, rtol=1e-6)
 
 
 # On the same stream with γ = ½, Monte Carlo gives G₂ = 3 + 20 = 23 at the rollout's end, G₁ = 2 +
@@ -73,7 +74,7 @@ def test_discounted_returns_by_hand_and_long_windows(case, n):
     returns = (
         n_step_returns(*inputs, gamma=0.5, n=n) if n else discounted_returns(*inputs, gamma=0.5)
     )
-    np.testing.assert_allclose(returns, expected, rtol=1e-6)
+    assert_allclose(returns, expected, rtol=1e-6)
 
 
 # For n = 2, G₀ = r₀ + γ r₁ + γ² V(s₂); the rollout's end cuts the window from s₁, and the window
@@ -90,7 +91,7 @@ TWO_STEP_CASES = {
 def test_two_step_returns_by_hand(case):
     terminated, truncated, next_value, expected = TWO_STEP_CASES[case]
     inputs = stream([1.0, 2.0, 3.0], list(map(float, next_value)), terminated, truncated)
-    np.testing.assert_allclose(n_step_returns(*inputs, gamma=0.5, n=2), expected, rtol=1e-6)
+    assert_allclose(n_step_returns(*inputs, gamma=0.5, n=2), expected, rtol=1e-6)
 
 
 def random_stream(seed, length=12, end=0.25):
@@ -125,7 +126,7 @@ def direct_n_step(reward, next_value, terminated, truncated, gamma, n):
 def test_n_step_returns_equal_the_definition(n, seed):
     reward, _, next_value, terminated, truncated = random_stream(seed)
     returns = n_step_returns(reward, next_value, terminated, truncated, gamma=0.9, n=n)
-    np.testing.assert_allclose(
+    assert_allclose(
         returns,
         direct_n_step(reward, next_value, terminated, truncated, 0.9, n),
         rtol=1e-4,
@@ -150,9 +151,7 @@ def test_an_episode_does_not_feel_the_next_one(seed):
 
         late = jnp.arange(12) > 5
         changed = [jnp.where(late, 100.0, x) for x in (reward, value, next_value)]
-        np.testing.assert_array_equal(
-            estimates(reward, value, next_value)[:, :6], estimates(*changed)[:, :6]
-        )
+        assert_array_equal(estimates(reward, value, next_value)[:, :6], estimates(*changed)[:, :6])
 
 
 def test_nan_value_behind_termination_is_not_read():
@@ -176,7 +175,7 @@ def test_gamma_and_lambda_vmap_without_recompiling():
     gammas, lambdas = jnp.array([0.9, 0.99, 1.0]), jnp.array([0.0, 0.5, 1.0])
     alone = [estimate(gamma, lambda_) for gamma, lambda_ in zip(gammas, lambdas, strict=True)]
     assert len(traces) == 1
-    np.testing.assert_allclose(jax.vmap(estimate)(gammas, lambdas), alone, rtol=1e-5, atol=1e-6)
+    assert_allclose(jax.vmap(estimate)(gammas, lambdas), alone, rtol=1e-5, atol=1e-6)
 
 
 def test_streams_must_agree_and_flags_are_booleans():
@@ -203,13 +202,13 @@ def test_streams_must_agree_and_flags_are_booleans():
 # (ddof 1).
 @cases("ddof, expected", (0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920]))
 def test_group_of_the_slides(ddof, expected):
-    np.testing.assert_allclose(
+    assert_allclose(
         advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3
     )
 
 
 def test_centred_only():
-    np.testing.assert_allclose(
+    assert_allclose(
         advantages.group_relative(jnp.array([1.0, 2.0, 6.0]), scale="none"),
         [-2.0, -1.0, 3.0],
         rtol=1e-6,
@@ -218,7 +217,7 @@ def test_centred_only():
 
 def test_epsilon_is_added_to_the_std():
     # the std is 1 and the mean 2: (3 − 2) / (1 + 1)
-    np.testing.assert_allclose(
+    assert_allclose(
         advantages.group_relative(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6
     )
 
@@ -230,7 +229,7 @@ def constant_groups():
 
 @cases("estimator", advantages.group_relative, advantages.leave_one_out, advantages.whiten)
 def test_equal_rewards_give_exactly_zero(estimator):
-    np.testing.assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
+    assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))
 
 
 def test_std_of_equal_rewards_is_nonzero_by_rounding():
@@ -247,10 +246,8 @@ def test_unequal_rewards_are_never_dropped():
 
 
 def test_integer_rewards_are_not_truncated():
-    np.testing.assert_allclose(
-        advantages.group_relative(jnp.array([0, 1]), scale="none"), [-0.5, 0.5]
-    )
-    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([0, 1, 1])), [-1.0, 0.5, 0.5])
+    assert_allclose(advantages.group_relative(jnp.array([0, 1]), scale="none"), [-0.5, 0.5])
+    assert_allclose(advantages.leave_one_out(jnp.array([0, 1, 1])), [-1.0, 0.5, 0.5])
 
 
 def test_half_precision_rewards_are_compared_in_float32():
@@ -262,15 +259,15 @@ def test_half_precision_rewards_are_compared_in_float32():
         (advantages.leave_one_out(reward), [-511.0, 511.0]),
     ):
         assert got.dtype == jnp.float32
-        np.testing.assert_array_equal(got, expected)
+        assert_array_equal(got, expected)
 
 
 def test_leave_one_out_by_hand():
     # 1 − (2 + 6)/2, 2 − (1 + 6)/2, 6 − (1 + 2)/2.
-    np.testing.assert_allclose(
+    assert_allclose(
         advantages.leave_one_out(jnp.array([1.0, 2.0, 6.0])), [-3.0, -1.5, 4.5], rtol=1e-6
     )
-    np.testing.assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
+    assert_allclose(advantages.leave_one_out(jnp.array([1.0, 3.0])), [-2.0, 2.0])
 
 
 # The unmasked elements 1, 0, 2, 0, 3 have mean 1.2, deviations −.2, −1.2, .8, −1.2, 1.8, Σd² 6.8;
@@ -288,7 +285,7 @@ def test_process_relative_by_hand(options, divisor):
         jnp.array([[True] * 3, [True, True, False]]),
     )
     expected = np.array([[-0.6, -0.4, 0.8], [0.6, 1.8, 0.0]]) / divisor
-    np.testing.assert_allclose(
+    assert_allclose(
         group_advantages.process_relative(reward, mask, **options), expected, rtol=1e-5, atol=1e-6
     )
 
@@ -297,7 +294,7 @@ def test_process_rewards_of_two_tokens():
     got = group_advantages.process_relative(
         jnp.array([[1.0], [3.0]]), jnp.ones((2, 1), bool), ddof=1
     )
-    np.testing.assert_allclose(got, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-5)
+    assert_allclose(got, [[-(0.5**0.5)], [0.5**0.5]], rtol=1e-5)
 
 
 @cases("garbage", 5.0, -5.0)
@@ -308,7 +305,7 @@ def test_process_rewards_without_a_difference_are_exactly_zero(scale, garbage):
         dead = group_advantages.process_relative(
             jnp.where(mask, 0.1, garbage), mask, scale=scale, ddof=1
         )
-        np.testing.assert_array_equal(dead, np.zeros((2, 4)))
+        assert_array_equal(dead, np.zeros((2, 4)))
 
 
 def test_process_rewards_need_a_known_scale():
@@ -330,19 +327,17 @@ def test_whiten_by_hand():
     # the unmasked elements 1, 3, 5 have mean 3 and variance 8/3
     x, mask = jnp.array([[1.0, 3.0], [5.0, jnp.nan]]), jnp.array([[True, True], [True, False]])
     scale = (8 / 3) ** -0.5
-    np.testing.assert_allclose(
+    assert_allclose(
         advantages.whiten(x, mask), [[-2 * scale, 0.0], [2 * scale, 0.0]], rtol=1e-5, atol=1e-6
     )
     shifted = advantages.whiten(x, mask, shift_mean=False)
-    np.testing.assert_allclose(shifted, [[3 - 2 * scale, 3.0], [3 + 2 * scale, 0.0]], rtol=1e-5)
-    np.testing.assert_allclose(
-        advantages.whiten(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6
-    )
+    assert_allclose(shifted, [[3 - 2 * scale, 3.0], [3 + 2 * scale, 0.0]], rtol=1e-5)
+    assert_allclose(advantages.whiten(jnp.array([1.0, 3.0]), epsilon=1.0), [-0.5, 0.5], rtol=1e-6)
 
 
 @cases("mask", [True, True], [True, False], [False, False])
 def test_whiten_without_spread_is_zero(mask):
-    np.testing.assert_array_equal(advantages.whiten(jnp.full(2, 7.0), jnp.array(mask)), [0.0, 0.0])
+    assert_array_equal(advantages.whiten(jnp.full(2, 7.0), jnp.array(mask)), [0.0, 0.0])
 
 
 def test_whiten_over_devices_uses_global_statistics():
@@ -362,7 +357,7 @@ def test_whiten_over_devices_uses_global_statistics():
         )
     )
     expected = advantages.whiten(x, mask)
-    np.testing.assert_allclose(sharded(x, mask), expected, rtol=1e-4, atol=1e-5)
+    assert_allclose(sharded(x, mask), expected, rtol=1e-4, atol=1e-5)
     local = jnp.concatenate(
         [advantages.whiten(x[i : i + 2], mask[i : i + 2]) for i in range(0, 8, 2)]
     )
@@ -397,7 +392,7 @@ def test_estimates_are_finite_and_masks_hide(rows, gamma, lambda_):
     *finite, whitened, hidden = estimates(reward.astype(np.float32), *flags, gamma, lambda_)
     for x in (*finite, whitened):
         assert np.isfinite(x).all()
-    np.testing.assert_array_equal(whitened, hidden)
+    assert_array_equal(whitened, hidden)
     assert not np.any(np.asarray(whitened)[~flags[2]])
 
 
@@ -408,14 +403,12 @@ def test_process_rewards_count_where_a_step_ends():
     last = jnp.asarray(tokens == lengths[:, None] - 1)
     reward = jnp.where(last, jnp.array([[1.0], [0.0]]), 0.0)
     got = group_advantages.process_relative(reward, mask, last, epsilon=0.0)
-    np.testing.assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
+    assert_allclose(got, np.where(mask, [[1.0], [-1.0]], 0.0), rtol=1e-6)
     # If every token were a step, the long right answer would begin below the short wrong answer.
     every = group_advantages.process_relative(reward, mask, epsilon=0.0)
     assert float(every[0, 0]) < float(every[1, 0]) + 2.0
     garbage = jnp.where(last, reward, 7.0)
-    np.testing.assert_array_equal(
-        group_advantages.process_relative(garbage, mask, last, epsilon=0.0), got
-    )
+    assert_array_equal(group_advantages.process_relative(garbage, mask, last, epsilon=0.0), got)
 
 
 def test_two_steps_of_a_trace():
@@ -428,4 +421,4 @@ def test_two_steps_of_a_trace():
     got = group_advantages.process_relative(reward, jnp.ones((2, 4), bool), step_end, epsilon=0.0)
     mean, std = 0.75, np.sqrt(3) / 4
     a, b = (1.0 - mean) / std, (0.0 - mean) / std
-    np.testing.assert_allclose(got, [[a + b, a + b, b, b], [2 * a, 2 * a, a, a]], rtol=1e-6)
+    assert_allclose(got, [[a + b, a + b, b, b], [2 * a, 2 * a, a, a]], rtol=1e-6)

@@ -12,7 +12,7 @@ import ppo_reference
 import pytest
 from learners import ALGORITHMS, CASES, FIT, PROBLEMS, jitted, make
 from probes import norm, tabular_problem
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, reinforce, sft
 from jaxrl_po.config import as_arrays
@@ -170,12 +170,8 @@ FURTHER = [
 SHARDED = [
     *((case, (2, 4)) for case in KINDS),
     (("a2c", "CartPole"), (1, 8)),
-    *(
-        pytest.param(case, (2, 4), marks=pytest.mark.slow)
-        for case in (*CASES, *FURTHER)
-        if case not in KINDS
-    ),
-    pytest.param(("trpo", "CartPole"), (1, 8), marks=pytest.mark.slow),
+    *(slow(case, (2, 4)) for case in (*CASES, *FURTHER) if case not in KINDS),
+    slow(("trpo", "CartPole"), (1, 8)),
 ]
 
 
@@ -239,11 +235,7 @@ IN_DOUBLE = [
 @cases(
     "case",
     *IN_DOUBLE,
-    *(
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in (*CASES, *FURTHER)
-        if case not in IN_DOUBLE
-    ),
+    *(slow(case) for case in (*CASES, *FURTHER) if case not in IN_DOUBLE),
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
@@ -371,7 +363,7 @@ def test_resume_equals_uninterrupted(case):
 @cases(
     "problem",
     "table",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("CartPole", "addition")),
+    *(slow(name) for name in ("CartPole", "addition")),
 )
 def test_numbers_vmap_and_do_not_recompile(problem):
     traces = []

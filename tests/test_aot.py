@@ -68,8 +68,7 @@ def test_the_command_prints_a_line_per_program(monkeypatch, capsys, flags):
     ]
     for status, programs in enumerate([[small], [small, large]]):
         monkeypatch.setattr(aot, "compile_for", lambda *_, found=programs: iter(found))
-        argv = ["--env=CartPole-v1", "--compile_for=tpu:v5e:1x1", *flags]
-        assert launch.control(argv) == status
+        assert launch.control(["--env=CartPole-v1", "--compile_for=tpu:v5e:1x1", *flags]) == status
         lines = capsys.readouterr().out.splitlines()
         objects = [each.as_json() for each in programs]
         assert (list(map(json.loads, lines)) if flags else lines) == (

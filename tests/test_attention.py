@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from tables import cases
 
 from jaxrl_po import language
@@ -67,7 +68,7 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
     for x, reference in pairs:
         assert x.dtype == jnp.dtype(dtype)
         size = float(jnp.abs(reference).max())
-        np.testing.assert_allclose(
+        assert_allclose(
             np.asarray(x, np.float32), np.asarray(reference, np.float32), atol=rounding * size
         )
 
@@ -103,9 +104,7 @@ def test_model_with_several_windows_uses_the_kernel(layers, monkeypatch):
     fused = model.clone(fused_attention=True)
     found = jax.jit(jax.grad(total), static_argnums=1)(params, fused)
     assert set(calls) == set(model.windows)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, expected
-    )
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4, atol=1e-5), found, expected)
     calls.clear()
     jax.eval_shape(fused.apply, params, tokens, jnp.zeros(6, jnp.int32), fused.empty_cache(6, 9))
     assert not calls

@@ -249,8 +249,7 @@ def test_a_program_for_another_platform_is_traced_here(make, algorithm, config, 
 
 
 def test_method_may_target_another_platform_than_its_problem():
-    problem = on_cartpole(ppo, ppo.Config(), None)[1]
-    learner = ppo.make(ppo.Config(), problem, target=GPU)
+    learner = ppo.make(ppo.Config(), on_cartpole(ppo, ppo.Config(), None)[1], target=GPU)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     unrolled = {each.params["unroll"] for each in loops(learner.step, state)}
     assert unrolled == {1, 16}  # the rollout's loops belong to the problem

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import drawn
 
 from jaxrl_po import language, optimizers, updates
@@ -95,8 +96,8 @@ def test_scanned_blocks_are_those_of_a_loop(name, remat):
         lambda params: [model.apply(params, TOKENS, PAD, last=last)[0] for last in (0, 2)]
     )(params)
     for row, few, expected in zip(found, last, by_hand(model, params, TOKENS, PAD), strict=True):
-        np.testing.assert_allclose(row[-len(expected) :], expected, rtol=1e-3, atol=2e-3)
-        np.testing.assert_allclose(few, row[-2:], atol=1e-5)
+        assert_allclose(row[-len(expected) :], expected, rtol=1e-3, atol=2e-3)
+        assert_allclose(few, row[-2:], atol=1e-5)
 
 
 @pytest.mark.parametrize("adapters", [None, pytest.param(Lora(2), marks=pytest.mark.slow)])
@@ -127,9 +128,7 @@ def test_scanned_and_unrolled_are_one_function(monkeypatch, adapters):
             )
         )(params)
 
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), found(0), found(DEEP)
-    )
+    jax.tree.map(functools.partial(assert_allclose, rtol=1e-3, atol=1e-5), found(0), found(DEEP))
 
 
 def instructions(layers):
@@ -189,9 +188,9 @@ def test_bfloat16_parameters_have_float32_moments_and_round_once():
     # In bfloat16, the sum 1 + 3/1024 + 3/1024 + 3/1024 would remain 1.
     samples = jnp.array([1.0, *[3 / 1024] * 3])[:, None] * jnp.ones((4, 4))
     after, opt_state, metrics = jax.jit(update)(params, state, samples, jax.random.key(0))
-    np.testing.assert_allclose(metrics["grad_norm"].value(), 2 * (1 + 9 / 1024) / 4, rtol=1e-6)
+    assert_allclose(metrics["grad_norm"].value(), 2 * (1 + 9 / 1024) / 4, rtol=1e-6)
     assert after["w"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(after["w"].astype(jnp.float32), jnp.full(4, 1 - 2.0**-8))
+    assert_array_equal(after["w"].astype(jnp.float32), jnp.full(4, 1 - 2.0**-8))
     for each in (state, opt_state):
         assert {str(x.dtype) for x in jax.tree.leaves(each)} == {"float32", "int32"}
 
@@ -205,7 +204,7 @@ def test_shallow_model_keeps_its_initialization_by_key():
         role, matrix = path
         found = blocks[role][matrix]["kernel"], adapters[role][matrix]["a"]
         for x, mean in zip(found, expected, strict=True):
-            np.testing.assert_allclose(np.abs(x).mean(axis=(1, 2)), mean, rtol=1e-5)
+            assert_allclose(np.abs(x).mean(axis=(1, 2)), mean, rtol=1e-5)
 
 
 @pytest.mark.parametrize("depth", [2, DEEP])

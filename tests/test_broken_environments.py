@@ -136,8 +136,7 @@ def test_classes_inside_of_structures_are_counted():
 
 
 def test_host_environments_are_counted_by_their_mask():
-    space = gymnasium.spaces.Discrete(3)
-    found = read_spaces("host", space, gymnasium.spaces.Discrete(2))
+    found = read_spaces("host", gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2))
     problem = control.recorded_from_settings(
         found, control.ControlSettings(num_envs=1, num_steps=4)
     )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from numpy.testing import assert_array_equal
 from tables import cases
 
 from jaxrl_po.run.store import checkpoint
@@ -76,7 +77,7 @@ def test_every_bit_comes_back(saved):
     assert bits(loaded) == bits(state(3))
     assert told == []
     # the restored key draws the same numbers
-    np.testing.assert_array_equal(
+    assert_array_equal(
         jax.random.normal(loaded.key[1], (4,)), jax.random.normal(state(3).key[1], (4,))
     )
 
@@ -108,16 +109,14 @@ def test_the_state_may_be_donated_at_once(tmp_path):
         store.save(0, {"x": x})
         jax.block_until_ready(overwrite(x))
         assert x.is_deleted()
-        np.testing.assert_array_equal(
-            store.load({"x": jnp.zeros(100_000)})[1]["x"], np.arange(100_000.0)
-        )
+        assert_array_equal(store.load({"x": jnp.zeros(100_000)})[1]["x"], np.arange(100_000.0))
 
 
 def test_saving_the_same_iteration_again_replaces_it(tmp_path):
     with Store(tmp_path) as store:
         store.save(4, {"x": jnp.zeros(2)})
         store.save(4, {"x": jnp.ones(2)})
-        np.testing.assert_array_equal(store.load({"x": jnp.zeros(2)})[1]["x"], [1.0, 1.0])
+        assert_array_equal(store.load({"x": jnp.zeros(2)})[1]["x"], [1.0, 1.0])
 
 
 def truncate(step):
@@ -318,7 +317,7 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
             {"x": jnp.zeros(20_000, jnp.int32)}, report=lambda line: None
         )
     assert iteration >= 3
-    np.testing.assert_array_equal(loaded["x"], np.full(20_000, iteration))
+    assert_array_equal(loaded["x"], np.full(20_000, iteration))
 
 
 def test_another_number_of_devices(tmp_path):

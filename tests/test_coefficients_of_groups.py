@@ -212,8 +212,7 @@ def test_pkpo_counts_marginal_gain_of_each_response():
     k = known("pkpo")
     gain = 2 * np.maximum(k.score[:, :, None] - k.score[:, None, :], 0).sum(2) / 3
     advantage = gain.reshape(-1, 1) * np.ones_like(k.mask)
-    moved = change("pkpo").policy
-    assert_same(moved, gradient("pkpo", weights("pkpo") * k.ratio * advantage))
+    assert_same(change("pkpo").policy, gradient("pkpo", weights("pkpo") * k.ratio * advantage))
 
 
 @pytest.mark.parametrize("scale", ["batch", "mean"])

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import own_modules
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from own_modules import Bigrams, Both, Counting, Critic, Noisy, Policy, Through
 from tables import cases
 
@@ -116,7 +117,7 @@ def test_a_constant_acts_as_one_that_is_baked(module):
     state = state._replace(params=state.params._replace(constants=None))
     want, of_baked = jax.jit(module.make(config, baked).update)(state, batch)
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7),
+        lambda x, y: assert_allclose(x, y, rtol=1e-5, atol=1e-7),
         (
             after.params.without_frozen(),
             after.opt_state,
@@ -131,17 +132,13 @@ def test_constants_are_saved_and_differ_by_seed(tmp_path):
     options = {"seeds": 2, "steps_per_iteration": 32, "out": tmp_path / "run"}
     first = run.train(learner, 1, **options)
     state = run.train(learner, 2, resume=True, **options).state
-    jax.tree.map(
-        np.testing.assert_array_equal, first.state.params.constants, state.params.constants
-    )
+    jax.tree.map(assert_array_equal, first.state.params.constants, state.params.constants)
     for leaf in jax.tree.leaves(state.params.constants):
         assert leaf.shape == (2, 4)
         assert not np.array_equal(*leaf)
     loaded = run.load(tmp_path / "run", learner=learner, seed_index=1, checkpoint="latest")
     assert loaded.iteration == 2
-    jax.tree.map(
-        np.testing.assert_array_equal, loaded.params, jax.tree.map(lambda x: x[1], state.params)
-    )
+    jax.tree.map(assert_array_equal, loaded.params, jax.tree.map(lambda x: x[1], state.params))
 
 
 @pytest.mark.usefixtures("trace_only")
@@ -161,10 +158,9 @@ def test_a_run_of_the_command_carries_constants(tmp_path):
     saved = loaded.params.constants
     assert set(saved) == {"policy", "value"}
     config = settings.parse_settings(script, [*flags, f"--init_from={out}"]).config
-    one = Placement(config.run.seeds, 1, 1)
-    job = script.build(config, one, script.open_world(config))
+    job = script.build(config, Placement(config.run.seeds, 1, 1), script.open_world(config))
     begun = jax.tree.map(lambda x: x[0], job.learner.init(job.start).params.constants)
-    jax.tree.map(np.testing.assert_array_equal, begun, saved)
+    jax.tree.map(assert_array_equal, begun, saved)
 
 
 MEMORY = networks.Recurrent(
@@ -227,6 +223,6 @@ def test_a_warm_start_trains_parameters_alone():
     cold, warmed = (
         jax.jit(on_language(warm=each).init)(jax.random.key(0))[0] for each in (None, warm)
     )
-    jax.tree.map(np.testing.assert_array_equal, cold.constants, warmed.constants)
+    jax.tree.map(assert_array_equal, cold.constants, warmed.constants)
     assert set(warmed.policy) == {"params"}
     assert not np.array_equal(*(jax.tree.leaves(each.policy)[0] for each in (cold, warmed)))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from tables import cases
 
 from jaxrl_po import config
@@ -62,9 +63,7 @@ def test_new_sizes_recompile_but_new_numbers_do_not():
 
 def test_numbers_vmap():
     settings = Settings(rate=jnp.array([0.1, 0.2]), gamma=jnp.array([0.5, 1.0]), free=jnp.zeros(2))
-    np.testing.assert_allclose(
-        jax.vmap(lambda s: s.rate * s.gamma * s.size)(settings), [0.2, 0.8], rtol=1e-6
-    )
+    assert_allclose(jax.vmap(lambda s: s.rate * s.gamma * s.size)(settings), [0.2, 0.8], rtol=1e-6)
 
 
 def test_records_are_frozen_and_take_keywords_only():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanReward, Params
 from tables import cases
 
@@ -65,7 +66,7 @@ def test_shapes_and_dtypes():
 def test_truncation_is_not_termination():
     _, _, _, batch = one_batch(TRUNCATED)
     assert not batch.terminated.any()
-    np.testing.assert_array_equal(batch.truncated[0], (np.arange(12) + 1) % 5 == 0)
+    assert_array_equal(batch.truncated[0], (np.arange(12) + 1) % 5 == 0)
     _, _, _, batch = one_batch(AlwaysTerminated())
     assert batch.terminated.all()
 
@@ -78,7 +79,7 @@ def test_next_value_uses_final_observation_of_same_episode():
     assert redrawn.any()  # the cue of the next episode differs somewhere
     # the cue is constant throughout an episode
     want = jax.jit(problem.apply)(params, batch.inputs)[1]
-    np.testing.assert_allclose(batch.next_value, want, rtol=1e-5)
+    assert_allclose(batch.next_value, want, rtol=1e-5)
 
 
 def test_values_and_log_probs_are_those_of_apply():
@@ -90,12 +91,10 @@ def test_values_and_log_probs_are_those_of_apply():
     problem, params, actor, _ = one_batch(PENDULUM, normalize_observations=True)
     batch = jax.jit(problem.collect)(params, actor, jax.random.key(2))[1]
     assert not batch.truncated.any()
-    np.testing.assert_allclose(batch.next_value[:, :-1], batch.value[:, 1:], rtol=1e-5, atol=1e-6)
+    assert_allclose(batch.next_value[:, :-1], batch.value[:, 1:], rtol=1e-5, atol=1e-6)
     distribution, value = jax.jit(problem.apply)(params, batch.inputs)
-    np.testing.assert_allclose(
-        distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5
-    )
-    np.testing.assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)
+    assert_allclose(distribution.log_prob(batch.action), batch.log_prob, rtol=1e-4, atol=1e-5)
+    assert_allclose(value, batch.value, rtol=1e-5, atol=1e-6)
 
 
 def test_unclipped_action_is_stored_and_clipped_is_played():
@@ -114,15 +113,15 @@ def test_unclipped_action_is_stored_and_clipped_is_played():
     assert (batch.action > 2.0).all()
     cue = batch.inputs[..., 0]
     # the environment receives the action as 1, the bound
-    np.testing.assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)
+    assert_allclose(batch.reward, -jnp.square(1.0 - 0.5 * cue), rtol=1e-5)
     want = Wide().apply({}, batch.inputs).log_prob(batch.action)
-    np.testing.assert_allclose(batch.log_prob, want, rtol=1e-5)
+    assert_allclose(batch.log_prob, want, rtol=1e-5)
 
 
 def test_the_widest_box_has_a_finite_half_range():
     largest = jnp.finfo(jnp.float32).max
     spaces = control.spaces.box_actions("widest", -largest, largest, (1,))
-    np.testing.assert_allclose(spaces.to_action(jnp.array([0.5])), [0.5 * largest], rtol=1e-6)
+    assert_allclose(spaces.to_action(jnp.array([0.5])), [0.5 * largest], rtol=1e-6)
 
 
 def test_actions_are_in_units_of_the_half_range():
@@ -136,7 +135,7 @@ def test_actions_are_in_units_of_the_half_range():
         return ours, env.step(jax.random.key(1), state, jnp.array([1.0]), env.default_params)[1]
 
     state_one, direct = stepped(jax.random.key(0))
-    np.testing.assert_allclose(state_one.theta_dot, direct.theta_dot, rtol=1e-6)
+    assert_allclose(state_one.theta_dot, direct.theta_dot, rtol=1e-6)
 
 
 def test_episode_metrics_count_completed_episodes_only():
@@ -151,9 +150,9 @@ def test_episode_metrics_count_completed_episodes_only():
 
 def test_episodes_run_on_between_iterations():
     problem, params, collector, _ = one_batch(TRUNCATED, num_steps=4)
-    np.testing.assert_allclose(collector.sharded["environments"].episode_return, 4.0)
+    assert_allclose(collector.sharded["environments"].episode_return, 4.0)
     collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(9))
-    np.testing.assert_array_equal(batch.truncated[0], [True, False, False, False])
+    assert_array_equal(batch.truncated[0], [True, False, False, False])
 
 
 def test_environments_have_independent_random_numbers_and_keys_advance():
@@ -180,10 +179,8 @@ def test_split_environments_collect_what_they_collect_together():
         )[1]
         for h in range(2)
     ]
-    np.testing.assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
-    np.testing.assert_allclose(
-        whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6
-    )
+    assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
+    assert_allclose(whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6)
 
 
 def test_normalizer_is_exact():
@@ -193,8 +190,8 @@ def test_normalizer_is_exact():
     for part in parts:
         statistics = normalizer.merge_batch(statistics, part)
     everything = np.concatenate(parts).reshape(-1, 2)
-    np.testing.assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(statistics.std(), everything.std(0), rtol=1e-5)
+    assert_allclose(statistics.mean, everything.mean(0), rtol=1e-5)
+    assert_allclose(statistics.std(), everything.std(0), rtol=1e-5)
     x = statistics.normalize(jnp.array([[3.0, 1e9]]))
     assert abs(float(x[0, 0])) < 1.0
     assert float(x[0, 1]) == 10.0
@@ -203,7 +200,7 @@ def test_normalizer_is_exact():
 def test_normalized_values_are_divided_by_the_std():
     known = normalizer.Normalizer(jnp.int32(9), jnp.array([1.0, 2.0]), jnp.array([4.0, 0.25]))
     found = known.normalize(jnp.array([[3.0, 2.5], [-1.0, 0.0]]))
-    np.testing.assert_allclose(found, np.array([[2, 0.5], [-2, -2]]) / [2.0001, 0.5001], rtol=1e-6)
+    assert_allclose(found, np.array([[2, 0.5], [-2, -2]]) / [2.0001, 0.5001], rtol=1e-6)
 
 
 def test_masked_vectors_do_not_count():
@@ -236,7 +233,7 @@ def test_statistics_are_merged_over_devices():
         ),
         axis_name="data",
     )(*parts)
-    np.testing.assert_allclose(parts_scaled.reshape(4, 3), scaled, rtol=1e-5)
+    assert_allclose(parts_scaled.reshape(4, 3), scaled, rtol=1e-5)
     for device in range(2):
         of_device = jax.tree.map(lambda x, d=device: x[d], after.replicated)
         chex.assert_trees_all_close(of_device, want.replicated, rtol=1e-5)
@@ -249,9 +246,9 @@ def test_reward_scale_is_std_of_rolling_return():
         r = 0.5 * r + 1.0
         rolling.append(r)
         r = 0.0 if (t + 1) % 5 == 0 else r
-    np.testing.assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
+    assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
     assert float(batch.metrics["episode_return"].metric()) == 5.0  # the logged return is not scaled
-    np.testing.assert_allclose(collector.sharded["rolling_return"], r, rtol=1e-6)
+    assert_allclose(collector.sharded["rolling_return"], r, rtol=1e-6)
 
 
 def test_evaluation_is_frozen_and_repeatable():
@@ -259,9 +256,9 @@ def test_evaluation_is_frozen_and_repeatable():
     problem, params, collector, _ = one_batch(env)
     evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
-    np.testing.assert_array_equal(first["return"], second["return"])
+    assert_array_equal(first["return"], second["return"])
     # CartPole has a reward of 1 per step.
-    np.testing.assert_array_equal(first["return"], first["length"])
+    assert_array_equal(first["return"], first["length"])
     assert first["return"].shape == (5,)
     assert (first["return"] >= 1.0).all()
     stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(
@@ -284,7 +281,7 @@ def test_greedy_evaluation_plays_the_mode_whatever_the_key():
         got = np.asarray(evaluate(params, collector, jax.random.key(seed))["return"])
         nearest = np.abs(got[:, None] - want[None, :]).argmin(1)
         assert set(nearest.tolist()) == {0, 1}
-        np.testing.assert_allclose(got, want[nearest], rtol=1e-5)
+        assert_allclose(got, want[nearest], rtol=1e-5)
 
 
 def test_evaluation_reads_the_statistics_in_the_state():
@@ -381,7 +378,7 @@ CONSTANT = {"constant": (AlwaysTerminated(), 12), "first": (Costs(), 1)}
 def test_constant_return_is_scaled_by_its_mean(env, num_steps):
     """The std is 0 up to rounding: dividing by this std once scaled a reward of 1 to 1e8."""
     _, _, _, batch = one_batch(env, scale_rewards=True, num_steps=num_steps)
-    np.testing.assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
+    assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
 
 def test_nothing_is_normalised_without_entry_in_collector():

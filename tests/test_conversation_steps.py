@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import drawn
 
 from jaxrl_po import language
@@ -165,33 +166,31 @@ def test_steps_give_the_batch_of_one_program(both):
     assert expected.truncated.any()
     assert (expected.terminated & ~expected.truncated).any()
     assert (expected.reward.any(axis=1) & (expected.columns["step_end"].sum(axis=1) > 1)).any()
-    np.testing.assert_array_equal(batch.columns["step_end"], expected.columns["step_end"])
+    assert_array_equal(batch.columns["step_end"], expected.columns["step_end"])
     for name in ("action", "mask", "reward", "terminated", "truncated", "score"):
-        np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+        assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
     for name in ("log_prob", "value", "next_value"):
-        np.testing.assert_allclose(
+        assert_allclose(
             np.where(batch.mask, getattr(batch, name), 0.0),
             np.where(batch.mask, getattr(expected, name), 0.0),
             atol=2e-5,
             err_msg=name,
         )
-    np.testing.assert_array_equal(
+    assert_array_equal(
         np.where(batch.mask, batch.inputs.position, 0),
         np.where(batch.mask, expected.inputs.position, 0),
     )
-    np.testing.assert_array_equal(batch.inputs.kept, expected.inputs.kept)
-    np.testing.assert_array_equal(batch.inputs.kept.sum(axis=2), 11 * batch.mask)
-    np.testing.assert_array_equal(
-        batch.inputs.tokens[:, REPLY + 2 :], expected.inputs.tokens[:, REPLY:]
-    )
+    assert_array_equal(batch.inputs.kept, expected.inputs.kept)
+    assert_array_equal(batch.inputs.kept.sum(axis=2), 11 * batch.mask)
+    assert_array_equal(batch.inputs.tokens[:, REPLY + 2 :], expected.inputs.tokens[:, REPLY:])
     assert batch.metrics.keys() == expected.metrics.keys()
     for name, mean in batch.metrics.items():
-        np.testing.assert_allclose(mean.value(), expected.metrics[name].value(), err_msg=name)
+        assert_allclose(mean.value(), expected.metrics[name].value(), err_msg=name)
 
 
 def test_the_ratio_of_the_first_update_is_1(both):
     _, batch, log_prob = both
-    np.testing.assert_allclose(np.where(batch.mask, log_prob - batch.log_prob, 0.0), 0.0, atol=2e-5)
+    assert_allclose(np.where(batch.mask, log_prob - batch.log_prob, 0.0), 0.0, atol=2e-5)
 
 
 def test_reply_is_padded_to_one_of_few_lengths():

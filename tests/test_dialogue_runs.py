@@ -103,8 +103,7 @@ def test_run_is_evaluated_again_and_shows_its_games(games, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = ["--algorithm=grpo", "--config.supervision=turn", "--warm_start.steps=0"]
     assert launch.language([*SMALL, *arguments, "--show=0", f"--out={out}"]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["greedy_accuracy"]) == 2
+    assert len(json.loads((out / "summary.json").read_text())["greedy_accuracy"]) == 2
     last = read(out / "metrics.jsonl")[-1]
     assert {"guesses", "turns", "truncated", "greedy_guesses", "greedy_turns"} <= last.keys()
     assert evaluate.main([f"--run={out}"]) == 0

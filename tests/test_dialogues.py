@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from learners import dialogue_problem
+from numpy.testing import assert_allclose, assert_array_equal
 from parrot import MODEL, TOKENIZER, parrot
 from tables import cases
 
@@ -82,8 +83,8 @@ def test_turns_without_replies_equal_a_single_turn(begun):
     whole = np.asarray(plain.mask.all(axis=1) & (plain.action != TOKENIZER.eos).all(axis=1))
     assert whole.sum() > PROMPTS  # an EOS ends a message or a complete completion
     for name in ("action", "log_prob", "value", "mask"):
-        np.testing.assert_array_equal(getattr(batch, name)[whole], getattr(plain, name)[whole])
-    np.testing.assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
+        assert_array_equal(getattr(batch, name)[whole], getattr(plain, name)[whole])
+    assert_array_equal(batch.inputs.tokens[whole], plain.inputs.tokens[whole])
 
 
 def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
@@ -102,14 +103,14 @@ def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
     assert batch.action.shape == (PROMPTS * GROUP, 12)
     assert batch.inputs.tokens.shape == (PROMPTS * GROUP, 3 + 3 * 4 + 2 * 3)
     batch = jax.tree.map(np.asarray, batch)
-    np.testing.assert_allclose(
+    assert_allclose(
         np.where(batch.mask, log_prob, 0.0), np.where(batch.mask, batch.log_prob, 0.0), atol=1e-5
     )
     for row in range(PROMPTS * GROUP):
         count = int(batch.mask[row].sum())
         assert batch.mask[row, :count].all()
         tokens, position = batch.inputs.tokens[row], batch.inputs.position[row]
-        np.testing.assert_array_equal(tokens[3 + position[:count]], batch.action[row, :count])
+        assert_array_equal(tokens[3 + position[:count]], batch.action[row, :count])
         # The conversation is computed again, token by token: a message ends with EOS or its fourth
         # token, then the reply follows.
         at, turn, used, rewards, ends = 3, 1, [], [], []
@@ -136,7 +137,7 @@ def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
         # The value is V of the state before the next sampled token, whatever tokens a reply added
         # in between.
         following = np.append(batch.value[row, 1:count], 0.0)
-        np.testing.assert_array_equal(batch.next_value[row, :count], following)
+        assert_array_equal(batch.next_value[row, :count], following)
     assert lengths == {0, 1, 2, 3}
 
 
@@ -146,7 +147,7 @@ def test_what_stands_behind_a_reply_changes_nothing(begun):
         return collected(make(parrot(turns=3, budget=3, reply_length=4, garbage=garbage)), begun)
 
     clean, dirty = batch(0), batch(7)
-    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+    jax.tree.map(assert_array_equal, clean, dirty)
 
 
 def test_no_row_waits_for_another():
@@ -240,7 +241,7 @@ def test_environment_gets_its_state_message_and_own_key():
     assert turn.tolist() == [2] * 4
     eos, pad = TOKENIZER.eos, TOKENIZER.pad
     assert messages.tolist() == [[[5, 5, 5, eos], [eos, pad, pad, pad]]] * 4
-    np.testing.assert_array_equal(given, wanted)
+    assert_array_equal(given, wanted)
 
 
 def test_dialogues_are_held_as_the_settings_say(monkeypatch, begun):
@@ -304,7 +305,7 @@ def test_rewards_to_go_are_compared_turn_by_turn():
         for i, value in zip(members, expected, strict=True):
             first = turns[i][:k].sum()
             own = found[i, first : first + turns[i][k]]
-            np.testing.assert_allclose(own, value, rtol=1e-4)
+            assert_allclose(own, value, rtol=1e-4)
     assert (found[~mask] == 0).all()
     alone = np.asarray(relative(reward[:2], mask[:2], end[:2]))
     third = turns[0][:2].sum()
@@ -384,9 +385,7 @@ def test_grpo_steps_along_the_credit_of_its_supervision(supervision):
     group = [np.reshape(x, (*batch.score.shape, -1)) for x in streams]
     advantage = np.reshape(jax.jit(jax.vmap(credit))(*group), shape)
     jax.tree.map(
-        lambda found, before, slope: np.testing.assert_allclose(
-            found, before - slope, rtol=1e-4, atol=1e-5
-        ),
+        lambda found, before, slope: assert_allclose(found, before - slope, rtol=1e-4, atol=1e-5),
         after.params.policy,
         state.params.policy,
         gradient(state.params.policy, batch, advantage),
@@ -432,8 +431,6 @@ def test_reset_and_step_make_a_dialogue():
     assert mask.sum(axis=1).tolist() == [6] * 3
     shown = [prompt.tokens[:, 2], tokens[:, 3], tokens[:, 7]]
     for digit, at in zip(shown, (0, 4, 8), strict=True):
-        np.testing.assert_array_equal(digit, tokens[:, at])
+        assert_array_equal(digit, tokens[:, at])
     _, _, batch, _ = played()
-    np.testing.assert_array_equal(
-        batch.score, np.asarray(batch.reward).sum(axis=1).reshape(batch.score.shape)
-    )
+    assert_array_equal(batch.score, np.asarray(batch.reward).sum(axis=1).reshape(batch.score.shape))

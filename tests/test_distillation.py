@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 from tiny import MODEL
 
@@ -81,9 +82,7 @@ def test_teacher_of_other_sizes_scores_the_students_tokens():
         np.asarray(jax.nn.log_softmax(among)), np.asarray(batch.action)[..., None], 2
     )[..., 0]
     mask = np.asarray(batch.mask)
-    np.testing.assert_allclose(
-        np.asarray(batch.columns["teacher_log_prob"])[mask], want[mask], rtol=1e-4
-    )
+    assert_allclose(np.asarray(batch.columns["teacher_log_prob"])[mask], want[mask], rtol=1e-4)
     assert np.abs(batch.columns["teacher_log_prob"] - batch.log_prob).max() > 1e-3
 
 
@@ -117,7 +116,7 @@ def test_a_run_is_taught_by_an_earlier_one(earlier, tmp_path):
     saved = store.read(max(store.iterations()))
     for path, leaf in jax.tree_util.tree_leaves_with_path(teacher.params):
         seeds = saved[f".params.policy{jax.tree_util.keystr(path)}"]
-        np.testing.assert_array_equal(leaf, seeds[0])
+        assert_array_equal(leaf, seeds[0])
     assert launch.language(argv) == 0
     lines = read(tmp_path / "run" / "metrics.jsonl")
     assert all("teacher_kl" in line for line in lines[1:])

@@ -413,8 +413,7 @@ def test_readme_snippets_print_their_comments(tmp_path):
 
 @pytest.mark.slow
 def test_contributing_lists_the_files_that_a_run_enters():
-    printed = python("walk.py", cwd=ROOT / "tests").stdout
-    entered = re.findall(r"^(\S+)\.py ", printed, re.M)
+    entered = re.findall(r"^(\S+)\.py ", python("walk.py", cwd=ROOT / "tests").stdout, re.M)
     blocks = [code for *_, code in FENCE.findall(CONTRIBUTING.read_text())]
     assert re.split(r",\s+", next(x for x in blocks if "loop/job" in x).strip()) == entered
     assert len(entered) <= 30

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 from tables import cases
 
@@ -84,34 +85,30 @@ def test_the_first_informative_groups_are_kept_in_order(num_groups):
     expected = by_hand(KEY, rounds)
     # the last generated batch was needed
     assert len(by_hand(KEY, rounds - 1)) < wanted <= len(expected)
-    np.testing.assert_array_equal(groups_of(batch), expected[:wanted])
+    assert_array_equal(groups_of(batch), expected[:wanted])
     assert batch.score.shape == (wanted, SIZE)
     assert informative(batch.score).all()
     assert float(batch.metrics["filled"].value()) == 1.0
-    np.testing.assert_allclose(
+    assert_allclose(
         batch.metrics["acceptance"].value(), len(expected) / (rounds * GROUPS), rtol=1e-6
     )
 
 
 def test_every_leaf_of_a_group_stays_with_it():
     _, batch = collect(num_groups=7)
-    params = STATE[0]
-    distribution, value = INNER.apply(params, batch.inputs)
-    np.testing.assert_allclose(
-        batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6
-    )
-    np.testing.assert_allclose(batch.value, value, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(batch.score.reshape(-1), batch.mask.sum(axis=1) >= 3)
+    distribution, value = INNER.apply(STATE[0], batch.inputs)
+    assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6)
+    assert_allclose(batch.value, value, rtol=1e-5, atol=1e-6)
+    assert_array_equal(batch.score.reshape(-1), batch.mask.sum(axis=1) >= 3)
 
 
 def test_surplus_is_dropped_or_carried():
     dropped, first = collect(num_groups=2)
-    rounds = int(first.metrics["generation_batches"].value())
-    expected = by_hand(KEY, rounds)
+    expected = by_hand(KEY, int(first.metrics["generation_batches"].value()))
     assert len(expected) > 2  # the case has a surplus
     later = jax.random.key(8)
     _, second = collect(later, dropped, num_groups=2)
-    np.testing.assert_array_equal(groups_of(second), by_hand(later, 20)[:2])
+    assert_array_equal(groups_of(second), by_hand(later, 20)[:2])
 
 
 BOUNDED = {"num_groups": GROUPS, "carry_surplus": True, "max_generation_batches": 2}
@@ -133,15 +130,13 @@ def test_surplus_fills_first_fresh_batch_then_is_dropped():
         if len(buffer) < GROUPS:
             rounds, buffer = 2, [*buffer, *by_hand(key, 2)[len(first) :]]
         kept = buffer[:GROUPS]
-        np.testing.assert_array_equal(groups_of(batch)[: len(kept)], kept)
+        assert_array_equal(groups_of(batch)[: len(kept)], kept)
         valid = np.arange(GROUPS) < len(kept)
-        np.testing.assert_array_equal(batch.mask.reshape(GROUPS, -1).any(axis=1), valid)
+        assert_array_equal(batch.mask.reshape(GROUPS, -1).any(axis=1), valid)
         assert float(batch.metrics["filled"].value()) == valid.mean()
         assert float(batch.metrics["generation_batches"].value()) == rounds
         assert float(batch.metrics["acceptance"].count) == rounds * GROUPS
-        np.testing.assert_allclose(
-            batch.metrics["sample_age"].value(), len(carried) / len(kept), rtol=1e-6
-        )
+        assert_allclose(batch.metrics["sample_age"].value(), len(carried) / len(kept), rtol=1e-6)
         assert int(batch.columns["age"].sum()) == len(carried) * SIZE
         cases |= {"dropped"} if len(carried) < len(surplus) else set()
         cases |= {"used and not enough"} if carried and rounds == 2 else set()
@@ -167,10 +162,10 @@ def test_four_devices_equal_one():
         alone, batch = collect(key, alone, **BOUNDED)
         named, expected = ({**x._asdict(), **x.columns} for x in (each, batch))
         for name in ("action", "log_prob", "mask", "score", "age"):
-            np.testing.assert_allclose(np.concatenate(named[name]), expected[name], rtol=1e-6)
+            assert_allclose(np.concatenate(named[name]), expected[name], rtol=1e-6)
         for name, mean in batch.metrics.items():
             of_all = jax.tree.map(lambda x: x.sum(), each.metrics[name]).value()
-            np.testing.assert_allclose(of_all, mean.value(), rtol=1e-6)
+            assert_allclose(of_all, mean.value(), rtol=1e-6)
         cases.add(int(alone.replicated["surplus_count"]))
     assert cases >= {0, 1, 2}
 
@@ -190,9 +185,7 @@ def test_training_batch_is_at_most_one_update_old():
             rows = np.asarray(batch.columns["age"]) == age
             if rows.any():
                 log_prob = INNER.apply(policy, batch.inputs)[0].log_prob(batch.action)
-                np.testing.assert_allclose(
-                    batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6
-                )
+                assert_allclose(batch.log_prob[rows], log_prob[rows], rtol=1e-5, atol=1e-6)
         ages += np.asarray(batch.columns["age"]).tolist()
         before = params
     assert set(ages) == {0, 1}
@@ -216,7 +209,7 @@ def test_it_gives_up_and_masks_what_is_empty():
     found = group_policy.batch_relative(0.0, None)(jnp.asarray(reward), jnp.asarray(mask), mask)
     outcome = reward[:kept].sum(axis=-1)
     want = (outcome - outcome.mean(axis=1, keepdims=True)) / outcome.std()
-    np.testing.assert_allclose(found[:kept, :, 0], want, rtol=1e-5)
+    assert_allclose(found[:kept, :, 0], want, rtol=1e-5)
 
 
 def test_vmap_equals_the_lone_run():
@@ -229,7 +222,7 @@ def test_vmap_equals_the_lone_run():
     assert len(set(rounds.tolist())) > 1  # otherwise the case would not test the property
     for i, key in enumerate(keys):
         _, alone = collect(key, num_groups=5)
-        np.testing.assert_array_equal(together.action[i], alone.action)
+        assert_array_equal(together.action[i], alone.action)
         assert float(alone.metrics["generation_batches"].value()) == float(rounds[i])
 
 
@@ -241,7 +234,7 @@ def test_two_calls_differ_and_cover_everything_generated():
     assert int(collector.replicated["batches"]) == rounds
     every = [INNER_COLLECT(*STATE, jax.random.fold_in(jax.random.key(1), i)) for i in range(rounds)]
     accuracy = [batch.metrics["accuracy"].value() for _, batch in every]
-    np.testing.assert_allclose(one.metrics["accuracy"].value(), np.mean(accuracy), rtol=1e-6)
+    assert_allclose(one.metrics["accuracy"].value(), np.mean(accuracy), rtol=1e-6)
     assert float(one.metrics["accuracy"].count) == rounds * GROUPS * SIZE
 
 
@@ -262,13 +255,12 @@ def step(module, config, problem=INNER, key=5):
 
 def test_nothing_informative_leaves_parameters_and_optimizer_alone():
     blank = changed(lambda batch: batch._replace(score=0.0 * batch.score))
-    config = dapo.Config(max_generation_batches=2)
-    learner = dapo.make(config, blank)
+    learner = dapo.make(dapo.Config(max_generation_batches=2), blank)
     state = learner.init(jax.random.key(5))
     after, metrics = jax.jit(learner.step)(state)
     before, now = (jax.tree.leaves((s.params, s.opt_state)) for s in (state, after))
     for new, old in zip(now, before, strict=True):
-        np.testing.assert_array_equal(new, old)
+        assert_array_equal(new, old)
     assert (
         float(metrics["updates"].total)
         == float(metrics["skipped"].total)
@@ -296,7 +288,7 @@ def test_reward_that_separates_everyone_does_not_decide():
         jax.jit(problem.collect)(*problem.init(jax.random.key(0)), KEY)[1],
         collect(num_groups=7)[1],
     )
-    np.testing.assert_array_equal(groups_of(got), groups_of(want))
+    assert_array_equal(groups_of(got), groups_of(want))
 
 
 OFF = {
@@ -314,7 +306,7 @@ def test_dapo_with_all_off_is_grpo():
     for one, other in zip(
         jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 def test_leaving_groups_out_weighs_the_others_up():
@@ -326,16 +318,13 @@ def test_leaving_groups_out_weighs_the_others_up():
     plain = dapo.Config(**OFF)
     _, naive = step(dapo, plain)
     _, reweighted = step(dapo, dapo.Config(**(OFF | {"dynamic_sampling": "reweight"})))
-    learner = dapo.make(plain, INNER)
-    state = learner.init(jax.random.key(5))
+    state = dapo.make(plain, INNER).init(jax.random.key(5))
     _, collect_key, _ = jax.random.split(state.key, 3)
     share = float(
         informative(INNER.collect(state.params, state.collector, collect_key)[1].score).mean()
     )
     assert 0.0 < share < 1.0
-    np.testing.assert_allclose(
-        reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4
-    )
+    assert_allclose(reweighted["grad_norm"].value(), naive["grad_norm"].value() / share, rtol=1e-4)
 
 
 def test_overlong_filtering_leaves_cut_rows_out():
@@ -410,4 +399,4 @@ def test_kl_covers_what_the_loss_leaves_out():
     want = masked.total(divergences.k3(batch.log_prob, log_prob), measured)
     trained = batch.mask & batch.terminated.any(axis=1)[:, None]
     assert metrics["kl"].count == want.count > (measured & trained).sum()
-    np.testing.assert_allclose(metrics["kl"].value(), want.value(), rtol=1e-3)
+    assert_allclose(metrics["kl"].value(), want.value(), rtol=1e-3)

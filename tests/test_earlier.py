@@ -176,8 +176,7 @@ def test_profile_stays_at_one_for_best_scores():
         for name, scores in (("a", [9.0, 500.0, 500.0, 500.0]), ("b", [500.0] * 4))
     ]
     axes = plot.Figure().subplots()
-    finals = plot.scores_of(runs, "greedy_return", plot.FINAL)
-    plot.draw_profiles(axes, finals, "greedy_return")
+    plot.draw_profiles(axes, plot.scores_of(runs, "greedy_return", plot.FINAL), "greedy_return")
     some, all_ = axes.get_lines()
     assert some.get_xdata()[-1] == all_.get_xdata()[-1] == 500.0
     assert (some.get_ydata()[0], some.get_ydata()[-1]) == (1.0, 0.75)

@@ -108,8 +108,7 @@ def begun(place, seeds):
     """Returns the result of the first evaluation, and the recording of the first iteration."""
     flags = arguments(place, place / "none", "--total_steps=12", f"--seeds={seeds}")
     config = settings.parse_settings(script, flags).config
-    on_one = Placement(seeds, 1, 1)
-    job = script.build(config, on_one)
+    job = script.build(config, Placement(seeds, 1, 1))
     state, rollouts = job.learner.init(job.start), job.host.rollouts
     with contextlib.closing(rollouts):
         return job.evaluate(state), rollouts.record(state, print)[1]

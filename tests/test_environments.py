@@ -208,8 +208,7 @@ def test_failed_dialogue_reward_blocks_reward_functions_too(talk, tmp_path):
 @pytest.fixture
 def odd():
     environments = Environments(f"{TOOLS}:Odd", 30.0)
-    offer = environments.start(["limit", "prompt"])
-    assert offer.takes == ("limit", "prompt")
+    assert environments.start(["limit", "prompt"]).takes == ("limit", "prompt")
 
     def call(name, number=0, **arguments):
         calls = [{"name": name, "arguments": arguments}]

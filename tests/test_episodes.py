@@ -34,8 +34,7 @@ def dynamics(ends_at):
         last = ends_at(state[0]) if callable(ends_at) else ends_at
         return seen(state), state, action * 1.0, state[1] == last
 
-    actions = spaces.Spaces(None, num_actions=2)
-    return Dynamics(reset, step, actions)
+    return Dynamics(reset, step, spaces.Spaces(None, num_actions=2))
 
 
 def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
@@ -43,8 +42,7 @@ def played(environment, num_steps=24, num_envs=50, key=1, envs=None):
         return memory, Categorical(jnp.zeros((observation.shape[0], 2)))
 
     if envs is None:
-        index = jnp.arange(num_envs, dtype=jnp.int32)
-        envs = unroll.start(environment, jax.random.key(0), index)
+        envs = unroll.start(environment, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
     run = jax.jit(
         lambda envs, key: unroll.unroll(environment, uniform, envs, key, num_steps=num_steps)
     )
@@ -255,8 +253,7 @@ def test_noise_of_keyed_state_follows_step_key():
 
         def step(self, state, action):
             rng, noise = jax.random.split(state.info["rng"])
-            reward = jax.random.normal(noise)
-            return state.replace(reward=reward, info={"rng": rng})
+            return state.replace(reward=jax.random.normal(noise), info={"rng": rng})
 
     environment = with_episodes("n", states.unwrap_dynamics(Noisy()), max_steps=9, reset_interval=4)
     _, running = jax.jit(environment.reset)(jax.random.key(0))

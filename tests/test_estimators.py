@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import segments
 import tabular
+from numpy.testing import assert_allclose
 from tables import cases
 
 from jaxrl_po.config import ConfigError
@@ -73,19 +74,17 @@ def test_the_setting_is_solved(run):
     setting = run[1].setting
     (transition, reward, initial, gamma), policy = setting.mdp, setting.policy
     action_value = reward + gamma * transition @ setting.value
-    np.testing.assert_allclose(setting.value, np.sum(policy * action_value, axis=1), rtol=1e-10)
-    np.testing.assert_allclose(setting.advantage, action_value - setting.value[:, None], rtol=1e-9)
-    np.testing.assert_allclose(
-        np.einsum("s,sa,sat->t", initial, policy, transition), initial, rtol=1e-10
-    )
-    np.testing.assert_allclose(
+    assert_allclose(setting.value, np.sum(policy * action_value, axis=1), rtol=1e-10)
+    assert_allclose(setting.advantage, action_value - setting.value[:, None], rtol=1e-9)
+    assert_allclose(np.einsum("s,sa,sat->t", initial, policy, transition), initial, rtol=1e-10)
+    assert_allclose(
         setting.gradient, initial[:, None] * policy * setting.advantage, rtol=1e-9, atol=1e-12
     )
 
 
 def test_exact_critic_gives_no_bias(run, both):
     measured, exact = both
-    np.testing.assert_allclose(exact.mean[EXACT], 0.0, atol=1e-12)
+    assert_allclose(exact.mean[EXACT], 0.0, atol=1e-12)
     assert in_standard_errors(measured, 0.0)[EXACT].max() < 4.0
     # the same check detects the bias of a critic with errors
     assert in_standard_errors(measured, 0.0)[WRONG].max() > 20.0
@@ -99,7 +98,7 @@ def test_bias_of_one_step(run, both):
         setting.mdp.gamma * setting.mdp.transition @ error - error[:, None], (8, 4, 2)
     )
     for e in index(run, "A3C(0)", "GAE(0)"):
-        np.testing.assert_allclose(exact.mean[WRONG, e], bias, rtol=1e-9, atol=1e-12)
+        assert_allclose(exact.mean[WRONG, e], bias, rtol=1e-9, atol=1e-12)
         assert in_standard_errors(measured, bias)[WRONG, e].max() < 4.0
 
 
@@ -125,7 +124,7 @@ def test_variance_grows_with_lambda(run, both):
     assert (variance[one] >= variance[half] - 1e-12).all()
     number, error = run[1].measured["deviation"]
     assert number[EXACT, one] - number[EXACT, zero] > 10 * error[EXACT, one]
-    np.testing.assert_allclose(number[ZEROS, zero], 0.0, atol=1e-6)
+    assert_allclose(number[ZEROS, zero], 0.0, atol=1e-6)
 
 
 def test_bias_falls_with_k(run):
@@ -152,8 +151,8 @@ def test_policy_gradient_agrees_with_the_exact_one(script, run, both):
 def test_steps_to_an_accuracy(script):
     scores = moments.GradientScores(np.array([0.0, 0.0025, 0.04]), np.array([3.0, 3.0, 3.0]))
     segments = scores.segments(0.1)
-    np.testing.assert_allclose(segments, [300.0, 400.0, np.inf])
-    np.testing.assert_allclose(np.sqrt(scores.error(segments)), [0.1, 0.1, 0.2])
+    assert_allclose(segments, [300.0, 400.0, np.inf])
+    assert_allclose(np.sqrt(scores.error(segments)), [0.1, 0.1, 0.2])
 
 
 def test_the_run_leaves_its_results_and_repeats_itself(script, run):

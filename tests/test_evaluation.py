@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po import language
@@ -62,7 +63,7 @@ def test_pass_at_k_is_one_minus_binomial_ratio(n):
     correct = jnp.arange(n + 1)
     for k in range(1, n + 1):
         expected = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
-        np.testing.assert_allclose(
+        assert_allclose(
             jax.jit(estimate_pass_at_k, static_argnums=(1, 2))(correct, n, k), expected, atol=1e-6
         )
 
@@ -73,13 +74,9 @@ def test_pass_at_k_where_a_binomial_would_overflow():
     If c of n samples are right, k = 1 yields c / n, and k = n yields 1 for c > 0.
     """
     correct = jnp.array([[0, 1, 1024], [2048, 4095, 4096]])
-    np.testing.assert_allclose(
-        estimate_pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6
-    )
-    np.testing.assert_array_equal(estimate_pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
-    np.testing.assert_allclose(
-        estimate_pass_at_k(correct, 4096, 2048)[0, :2], [0.0, 0.5], rtol=1e-3
-    )
+    assert_allclose(estimate_pass_at_k(correct, 4096, 1), correct / 4096, rtol=1e-4, atol=1e-6)
+    assert_array_equal(estimate_pass_at_k(correct, 4096, 4096), [[0, 1, 1], [1, 1, 1]])
+    assert_allclose(estimate_pass_at_k(correct, 4096, 2048)[0, :2], [0.0, 0.5], rtol=1e-3)
 
 
 def test_pass_at_k_is_unbiased_unlike_plug_in():
@@ -90,7 +87,7 @@ def test_pass_at_k_is_unbiased_unlike_plug_in():
     n, k, p = 6, 4, 0.3
     counts = np.arange(n + 1)
     weights = np.array([math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in counts])
-    np.testing.assert_allclose(
+    assert_allclose(
         weights @ np.asarray(estimate_pass_at_k(jnp.asarray(counts), n, k)),
         1 - (1 - p) ** k,
         rtol=1e-6,
@@ -119,12 +116,12 @@ def test_evaluation_summarises_the_samples():
         "pass@6",
     }
     assert all(value.shape == (PROMPTS,) for value in values.values())
-    np.testing.assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)
+    assert_allclose(values["avg@6"], score.mean(1), rtol=1e-6)
     # every score is 0 or 1
-    np.testing.assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)
+    assert_allclose(values["pass@1"], values["avg@6"], atol=1e-6)
     wrong = (score < 1.0).sum(1)
     expected = [1 - math.comb(w, 4) / math.comb(SAMPLES, 4) for w in wrong]
-    np.testing.assert_allclose(values["pass@4"], expected, atol=1e-6)
+    assert_allclose(values["pass@4"], expected, atol=1e-6)
     assert 0.0 < values["avg@6"].mean() < values["pass@2"].mean() < values["pass@4"].mean() < 1.0
 
 
@@ -159,13 +156,13 @@ def test_every_row_of_finite_set_is_asked_once(monkeypatch):
 
     for key in (KEY, jax.random.key(4)):
         once, in_parts, whole, few, all_of_them = jax.device_get(numbers(key))
-        np.testing.assert_array_equal(once.problem, range(10, 40))
-        jax.tree.map(np.testing.assert_array_equal, in_parts, once)
+        assert_array_equal(once.problem, range(10, 40))
+        jax.tree.map(assert_array_equal, in_parts, once)
         for name in ("greedy_accuracy", "avg@2", "pass@1", "pass@2"):
             assert whole[name].shape == (30,), name
             assert whole[name].mean() == 0.5, name
-        np.testing.assert_array_equal(few["greedy_accuracy"], np.arange(10, 18) % 2)
-        np.testing.assert_array_equal(all_of_them["greedy_accuracy"], np.arange(10, 40) % 2)
+        assert_array_equal(few["greedy_accuracy"], np.arange(10, 18) % 2)
+        assert_array_equal(all_of_them["greedy_accuracy"], np.arange(10, 40) % 2)
     with pytest.raises(ConfigError, match=r"^task: rows must have test rows, and for a run val"):
         language.make_evaluate(selecting(task), MODEL)
 
@@ -178,15 +175,15 @@ def test_greedy_answers_are_the_most_likely_tokens():
     whole = jax.jit(MODEL.apply, static_argnames="last")
     logits = whole(params.policy, tokens[:, :-1], pad, last=greedy.tokens.shape[2])[0]
     written = np.arange(greedy.tokens.shape[2]) < np.asarray(greedy.length[:, :1])
-    np.testing.assert_array_equal(
+    assert_array_equal(
         np.asarray(logits.argmax(-1))[written], np.asarray(greedy.tokens[:, 0])[written]
     )
 
 
 def test_samples_leave_the_greedy_numbers_alone():
     values, greedy = evaluated(num_samples=SAMPLES, decoding=Decoding(temperature=1.3)), answers(0)
-    np.testing.assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])
-    np.testing.assert_array_equal(values["greedy_length"], greedy.length[:, 0])
+    assert_array_equal(values["greedy_accuracy"], greedy.score[:, 0])
+    assert_array_equal(values["greedy_length"], greedy.length[:, 0])
     alone = jax.eval_shape(
         language.make_evaluate(TASK, MODEL, num_prompts=PROMPTS), *trained(), KEY
     )
@@ -199,7 +196,7 @@ def test_samples_differ_among_themselves_but_repeat_over_time():
         make_answer(TASK, MODEL, num_prompts=PROMPTS, decoding=Decoding(temperature=1.3)),
         static_argnums=2,
     )
-    jax.tree.map(np.testing.assert_array_equal, again(trained()[0], KEY, SAMPLES), first)
+    jax.tree.map(assert_array_equal, again(trained()[0], KEY, SAMPLES), first)
     tokens = np.asarray(first.tokens)
     assert any(len(np.unique(group, axis=0)) > 1 for group in tokens)
 
@@ -207,7 +204,7 @@ def test_samples_differ_among_themselves_but_repeat_over_time():
 def test_truncation_reaches_the_samples():
     """Every sample is the greedy answer if truncation allows only one token."""
     one, greedy = answers(2, decoding=Decoding(top_k=1)), answers(0)
-    np.testing.assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
+    assert_array_equal(one.tokens, np.repeat(greedy.tokens, 2, axis=1))
 
 
 def test_shown_answers_are_first_of_the_evaluation():
@@ -220,7 +217,7 @@ def test_shown_answers_are_first_of_the_evaluation():
         first = many._replace(
             **{name: getattr(many, name)[:, :1] for name in ("tokens", "length", "ended", "score")}
         )
-        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[:SHOWN]), few, first)
+        jax.tree.map(lambda x, y: assert_array_equal(x, y[:SHOWN]), few, first)
 
 
 def test_rows_say_what_was_asked_and_answered():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import (
     AlwaysTruncated,
     CueReward,
@@ -88,7 +89,7 @@ def test_natural_steps_move_a_gaussian(module):
     problem = control.make_problem(MatchCueContinuous(), num_envs=32, num_steps=16)
     state, _, _ = train(module, module.Config(**FIT, max_kl=0.05), problem, 60)
     mean = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
-    np.testing.assert_allclose(mean, [-0.5, 0.5], atol=0.2)
+    assert_allclose(mean, [-0.5, 0.5], atol=0.2)
 
 
 @slow
@@ -102,7 +103,7 @@ def test_critics_learn_what_they_should(module, config):
     problem = control.make_problem(CueReward(), num_envs=16, num_steps=20)
     state, _, _ = train(module, config, problem, 100)
     value = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1]
-    np.testing.assert_allclose(value, [-1.0, 1.0], atol=0.15)
+    assert_allclose(value, [-1.0, 1.0], atol=0.15)
 
 
 @slow
@@ -110,9 +111,7 @@ def test_separate_critic_bootstraps_at_the_time_limit():
     """The reward is 1 forever, truncated every 5 steps: V = 1 / (1 − .8) = 5."""
     problem = control.make_problem(AlwaysTruncated(), num_envs=16, num_steps=20)
     state, _, _ = train(reinforce, reinforce.Config(**FIT, gamma=0.8), problem, 100)
-    np.testing.assert_allclose(
-        problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1], 5.0, atol=0.4
-    )
+    assert_allclose(problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[1], 5.0, atol=0.4)
 
 
 def test_trpo_stays_within_its_region_and_gains():
@@ -125,7 +124,7 @@ def test_trpo_stays_within_its_region_and_gains():
     # The reported KL compares the policies before and after the update, on the states of the batch.
     policy = np.asarray(jax.tree.leaves(history.policy)[0])
     moved = [not np.array_equal(*policy[i : i + 2]) for i in range(29)]
-    np.testing.assert_array_equal(moved, accepted[:29])
+    assert_array_equal(moved, accepted[:29])
 
 
 def test_natural_policy_gradient_takes_step_that_trpo_checks():
@@ -136,9 +135,9 @@ def test_natural_policy_gradient_takes_step_that_trpo_checks():
     )
     assert float(searched["backtracks"].value()[0]) == 0.0
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a[1], b[1], rtol=1e-5, atol=1e-7)
+        assert_allclose(a[1], b[1], rtol=1e-5, atol=1e-7)
     # The quadratic model of the KL is accurate for so small a step.
-    np.testing.assert_allclose(natural["exact_kl"].value()[0], 1e-4, rtol=0.3)
+    assert_allclose(natural["exact_kl"].value()[0], 1e-4, rtol=0.3)
 
 
 def test_impossible_steps_leave_the_policy_bit_exact():
@@ -152,7 +151,7 @@ def test_impossible_steps_leave_the_policy_bit_exact():
     for first, last in zip(
         jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True
     ):
-        np.testing.assert_array_equal(first[0], last)
+        assert_array_equal(first[0], last)
 
 
 @cases("module", *NATURAL, a2c, *(pytest.param(module, marks=slow) for module in (reinforce, grpo)))
@@ -165,7 +164,7 @@ def test_rewards_that_are_not_numbers_move_nothing(module):
     for first, last in zip(
         jax.tree.leaves(history.policy), jax.tree.leaves(state.params.policy), strict=True
     ):
-        np.testing.assert_array_equal(first[0], last)
+        assert_array_equal(first[0], last)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.params, state.opt_state)))
 
 
@@ -211,7 +210,7 @@ def test_adaptive_penalty_doubles_and_halves(direction):
     _, metrics, _ = train(ppo_penalty, config, TABULAR, 12)
     beta, kl = (np.asarray(metrics[name].value()) for name in ("kl_coefficient", "exact_kl"))
     expected = np.where(kl > 0.015, 2.0, np.where(kl < 0.01 / 1.5, 0.5, 1.0))
-    np.testing.assert_allclose(beta[1:] / beta[:-1], expected[:-1])
+    assert_allclose(beta[1:] / beta[:-1], expected[:-1])
     assert len(set(expected.tolist())) > 1
 
 
@@ -242,8 +241,8 @@ def test_monte_carlo_is_gae_with_lambda_one():
 
     gae, monte_carlo, n_step = estimates(jax.random.key(0))
     for other in (monte_carlo, n_step):
-        np.testing.assert_allclose(gae[0], other[0], rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(gae[1], other[1], rtol=1e-4, atol=1e-4)
+        assert_allclose(gae[0], other[0], rtol=1e-4, atol=1e-4)
+        assert_allclose(gae[1], other[1], rtol=1e-4, atol=1e-4)
 
 
 LEARNING = [
@@ -286,7 +285,7 @@ def test_returns_without_baseline_are_scaled_but_not_shifted():
     start = jax.tree.map(lambda x: x[0], first.policy)
     change = [jax.tree.map(jnp.subtract, x.params.policy, start) for x in (raw, scaled)]
     for one, other in zip(*map(jax.tree.leaves, change), strict=True):
-        np.testing.assert_allclose(other, one / values[mask].std(), rtol=1e-3, atol=1e-6)
+        assert_allclose(other, one / values[mask].std(), rtol=1e-3, atol=1e-6)
 
 
 class PlainGradient:
@@ -312,7 +311,7 @@ def test_separate_jitted_policy_and_critic_share_no_body(module):
     config = module.Config(value_minibatches=1, value_epochs=1)
     state, want = (train(module, config, problem, 1)[0] for problem in (jitted, TABULAR))
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(want.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     shared = control.make_problem(
         CART_POLE, num_envs=4, num_steps=8, network=control.NetworkSettings(shared_torso=True)
     )

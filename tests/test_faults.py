@@ -386,8 +386,7 @@ def test_clock_jump_spoils_no_number_or_line(whole, tmp_path, monkeypatch, capfd
 
 
 def test_persistent_nan_updates_end_run_naming_the_seed(tmp_path, capfd):
-    script = domain(walk(lambda step: step >= 7))
-    assert main(tmp_path, script=script) == 1
+    assert main(tmp_path, script=domain(walk(lambda step: step >= 7))) == 1
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(
         "error: seed 0: loss or gradient was not finite in any update of the 10 iterations "
@@ -401,9 +400,8 @@ def test_persistent_nan_updates_end_run_naming_the_seed(tmp_path, capfd):
 def test_environment_with_nan_rewards_leaves_finite_parameters(tmp_path, capfd):
     """All rewards are NaN: every update is skipped and the parameters keep their initial values."""
     problem = control.make_problem(NanReward(), num_envs=2, num_steps=4)
-    settings = ppo.Config(num_epochs=1, num_minibatches=1)
     script = domain(
-        ppo.make(settings, problem),
+        ppo.make(ppo.Config(num_epochs=1, num_minibatches=1), problem),
         lambda params, collector, key: {"greedy_return": jax.tree.leaves(params.policy)[0].sum()},
     )
     assert main(tmp_path, script=script) == 1

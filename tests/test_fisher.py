@@ -318,8 +318,7 @@ def test_a_stride_reads_subsets_of_rows(stride, calls):
         seen.append(rows.mask.shape)
         return categorical(params, rows.observation)
 
-    update = update_of_rows(of_some=of_some, fisher_stride=stride)
-    jax.eval_shape(update, PARAMS, ROWS)
+    jax.eval_shape(update_of_rows(of_some=of_some, fisher_stride=stride), PARAMS, ROWS)
     assert seen == [(-(-16 // stride),)] * calls
 
 

@@ -85,8 +85,7 @@ def test_what_may_be_more_than_a_beginning_blocks(begun, change):
 
 
 def test_resuming_reads_the_config(used):
-    stored = flags.current(inspect(used, resume=True), {"": RunOptions})
-    assert stored == {"seed": 3}
+    assert flags.current(inspect(used, resume=True), {"": RunOptions}) == {"seed": 3}
     assert inspect(used / "absent", resume=True) == {}
     assert inspect(used, overwrite=True) == {}
 
@@ -95,8 +94,7 @@ def test_flags_of_an_unfinished_start_are_dropped(used):
     (used / folder.CONFIG).write_text(
         '{"seed": 3, "overwrite": true, "resume": true, "distributed": true, "process_id": 1}'
     )
-    stored = flags.current(inspect(used, resume=True), {"": RunOptions})
-    assert stored == {"seed": 3}
+    assert flags.current(inspect(used, resume=True), {"": RunOptions}) == {"seed": 3}
 
 
 @cases(

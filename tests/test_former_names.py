@@ -76,8 +76,7 @@ def test_former_values_and_sections_become_present_ones():
     """The test includes settings that the stored run does not have."""
     network = {"network": control.NetworkSettings}
     for old, new in {"dependent": True, "independent": False}.items():
-        found = flags.current({"network.std": old}, network)
-        assert found == {"network.state_dependent_std": new}
+        assert flags.current({"network.std": old}, network) == {"network.state_dependent_std": new}
     stored = {"environment": "a.py:A", "environment.turns": 3}
     tools = {"": language_config.LanguageOptions, "tools": language_config.ToolSettings}
     assert flags.current(stored, tools) == {"tools": "a.py:A", "tools.turns": 3}

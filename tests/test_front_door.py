@@ -160,8 +160,7 @@ def test_user_environment_is_learned(files):
     env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
     arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
     assert launch.control(arguments) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["greedy_return"] == [5.0, 5.0]
+    assert json.loads((out / "summary.json").read_text())["greedy_return"] == [5.0, 5.0]
 
 
 def refuse(*_):
@@ -235,8 +234,7 @@ def test_user_task_trains_and_starts_another_run(files, capsys):
     left_out = ("--task.", "--warm_start.", "--show", "--eval_samples", "--total_steps")
     small = [flag for flag in tiny.LANGUAGE if not flag.startswith(left_out)]
     small += ["--algorithm=grpo", "--total_steps=8", "--show=0", task]
-    first = [*small, "--warm_start.steps=0", f"--out={files / 'run'}"]
-    assert launch.language(first) == 0
+    assert launch.language([*small, "--warm_start.steps=0", f"--out={files / 'run'}"]) == 0
     assert capsys.readouterr().out.count("taught nothing: ") == 1
     start = f"--init_from={files / 'run'}"
     assert launch.language([*small, start, f"--out={files / 'more'}"]) == 0

@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 from tables import cases
 from test_runner import Silent
@@ -65,7 +65,7 @@ def test_a_frozen_base_is_read_and_not_trained(name):
     learner, alone = METHODS[name](with_base(problem)), METHODS[name](problem)
     state, step = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.step)
     after, metrics = step(state)
-    jax.tree.map(np.testing.assert_array_equal, after.params.frozen, state.params.frozen)
+    jax.tree.map(assert_array_equal, after.params.frozen, state.params.frozen)
     assert float(metrics["skipped"].value()) == 0.0
 
     summed = jax.tree.map(jnp.add, state.params.policy, state.params.frozen)
@@ -76,13 +76,11 @@ def test_a_frozen_base_is_read_and_not_trained(name):
     expected, plain_metrics = step(plain)
     moved = jax.tree.map(jnp.add, after.params.policy, after.params.frozen)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5),
+        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=2e-5),
         moved,
         expected.params.policy,
     )
-    np.testing.assert_allclose(
-        metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3
-    )
+    assert_allclose(metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3)
     without = jax.eval_shape(alone.init, jax.random.key(0))
     sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, without))
     assert len(set(sizes)) == 1
@@ -95,8 +93,7 @@ def test_all_seeds_share_one_copy(placement):
     after, _ = jax.eval_shape(learner.step, state)
     own = jax.eval_shape(PLAIN.init, jax.random.key(0))[0].policy
     for trained in (state, after):
-        shapes = jax.tree.map(jnp.shape, trained.params.frozen)
-        assert shapes == jax.tree.map(jnp.shape, own)
+        assert jax.tree.map(jnp.shape, trained.params.frozen) == jax.tree.map(jnp.shape, own)
         assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(trained.params.without_frozen()))
     one = jax.eval_shape(lambda state: select_seed(state, 2).params, after)
     assert jax.tree.map(jnp.shape, one.policy) == jax.tree.map(jnp.shape, one.frozen)
@@ -108,8 +105,7 @@ def drawn(problem):
 
     def init(key):
         params, collector = problem.init(key)
-        draw = jax.nn.initializers.orthogonal()
-        square = draw(jax.random.key(1), (32, 32)).ravel()
+        square = jax.nn.initializers.orthogonal()(jax.random.key(1), (32, 32)).ravel()
         base = jax.tree.map(lambda x: jnp.resize(jnp.tanh(square), x.shape), params.policy)
         return params._replace(frozen=base), collector
 
@@ -139,7 +135,7 @@ def test_checkpoint_omits_frozen_parameters_and_resume_restores_them(tmp_path, m
     for left, right in zip(
         jax.tree.leaves(whole.params), jax.tree.leaves(resumed.params), strict=True
     ):
-        np.testing.assert_array_equal(left, right)
+        assert_array_equal(left, right)
     with Store(tmp_path / "cut" / "checkpoints" / "latest") as store:
         assert not any("frozen" in name for name in store.read(4))
     again = run(tmp_path / "cut", 4, resume=True)  # the run has no iterations left

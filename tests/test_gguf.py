@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from folders import SMALL, write_rows
+from numpy.testing import assert_array_equal
 from tables import cases
 
 from jaxrl_po.cli import export, launch
@@ -56,7 +57,7 @@ def twins(tmp_path_factory):
 
 
 def equal(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
+    jax.tree.map(assert_array_equal, ours.params, theirs.params)
     assert ours.model == theirs.model
     assert ours.chat_template.source == theirs.chat_template.source
     for name in ("size", "pad", "ends"):
@@ -72,14 +73,11 @@ def equal(ours, theirs):
 def test_file_equals_folder_of_same_tensors_and_tokens(twins, name):
     file, folder, ours, theirs = twins(name)
     equal(ours, theirs)
-    config = architectures.write(ours.model)
-    assert config == architectures.write(theirs.model)
+    assert architectures.write(ours.model) == architectures.write(theirs.model)
     assert ours.model.epsilon == json.loads((folder / "config.json").read_text())["rms_norm_eps"]
     # Parameters that keep their types have the half-precision type of the file.
     kept = pretrained.load(file, param_dtype=None).params
-    jax.tree.map(
-        np.testing.assert_array_equal, kept, pretrained.load(folder, param_dtype=None).params
-    )
+    jax.tree.map(assert_array_equal, kept, pretrained.load(folder, param_dtype=None).params)
     assert str(kept["params"]["blocks"]["mlp"]["up"]["kernel"].dtype) == "bfloat16"
 
 
@@ -91,7 +89,7 @@ def test_logits_are_those_of_the_folder(twins):
         np.asarray(jax.jit(each.model.apply)(each.params, tokens, pad)[0])
         for each in (ours, theirs)
     ]
-    np.testing.assert_array_equal(*found)
+    assert_array_equal(*found)
     assert np.ptp(found[0]) > 1.0
 
 
@@ -109,8 +107,7 @@ def test_texts_are_split_as_the_pre_tokenizer_says(tmp_path, pre):
     folder = ggufs.write_folder(tmp_path / "folder", "smollm2", pre)
     rules = pretrained.load(ggufs.write(tmp_path / "m.gguf", folder, pre)).tokenizer.rules
     pieces = rules.pre_tokenizer.pre_tokenize_str("I'LL pay 12345 €!\n\n  ok it's")
-    found = [rules.decoder.decode([piece]) for piece, _ in pieces]
-    assert found == PIECES[pre]
+    assert [rules.decoder.decode([piece]) for piece, _ in pieces] == PIECES[pre]
 
 
 def test_llama_3_vocabulary_word_needs_no_merges(tmp_path):
@@ -313,7 +310,7 @@ def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
     change = merged.params["params"]["blocks"]["mlp"]["up"]["kernel"]
     assert np.abs(change - ours.params["params"]["blocks"]["mlp"]["up"]["kernel"]).max() > 1e-6
     embedding = (each.params["params"]["embedding"] for each in (merged, ours))
-    np.testing.assert_array_equal(*embedding)
+    assert_array_equal(*embedding)
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ConfigError, match="holds adapters over another base"):

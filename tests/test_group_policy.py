@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from group_steps import GROUPS, PROBLEM, SIZE, first_step, same, sampled
 from probes import one_piece, tabular_problem
+from tables import slow
 from toy_run import train_job
 
 from jaxrl_po import advantages, group_advantages, losses
@@ -117,8 +118,7 @@ def test_same_rewards_at_other_steps_are_equal_outcomes():
     for relative in (advantages.group_relative, advantages.leave_one_out):
         advantage = jax.jit(group_policy.outcome_advantage(relative))
         assert not np.any(advantage(jnp.asarray(reward), mask, mask))
-        other = jnp.asarray(reward).at[0, 3, 0].add(1e-3)
-        assert np.all(advantage(other, mask, mask))
+        assert np.all(advantage(jnp.asarray(reward).at[0, 3, 0].add(1e-3), mask, mask))
         # NaN rewards are reported, so that the update is skipped
         for wrong in (jnp.nan, jnp.inf, -jnp.inf):
             spoiled = jnp.asarray(reward).at[0, 3, 0].set(wrong)
@@ -206,8 +206,7 @@ def test_gspo_clips_whole_sequences():
     Clipped token by token, every token would be clipped.
     """
     log_prob = jnp.array([[0.01, -0.01]])
-    mask = jnp.ones((1, 2), bool)
-    ratio = losses.sequence_log_ratio(log_prob, jnp.zeros((1, 2)), mask)
+    ratio = losses.sequence_log_ratio(log_prob, jnp.zeros((1, 2)), jnp.ones((1, 2), bool))
     fraction = losses.clip_fraction_high(ratio, jnp.zeros((1, 2)), jnp.ones((1, 2)), 4e-4)
     assert float(fraction.sum()) == 0.0
     assert (
@@ -272,9 +271,7 @@ class Quiet:
         pass
 
 
-@pytest.mark.parametrize(
-    ("from_iteration", "ends"), [pytest.param(0, 6, marks=pytest.mark.slow), (3, 10), (99, 12)]
-)
+@pytest.mark.parametrize(("from_iteration", "ends"), [slow(0, 6), (3, 10), (99, 12)])
 def test_a_run_without_a_signal_ends(tmp_path, from_iteration, ends):
     """The run without a signal ends at iteration 6, with lines of 2 iterations and a patience of 6.
 

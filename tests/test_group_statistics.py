@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from group_steps import GROUPS, PROBLEM, SIZE, first_step, same, sampled
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 
 from jaxrl_po import control, language
@@ -33,8 +34,8 @@ def test_running_moments_by_hand():
     The second variance is ⅓ · .49 + ⅔ · ⅓ · 1.6².
     """
     one, two = after_two_visits(0.5)
-    np.testing.assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
-    np.testing.assert_allclose(
+    assert_allclose(one, [[0, 2, 0], [0, 4.5, 0], [0, 0.49, 0]], rtol=1e-5)
+    assert_allclose(
         two, [[0, 3, 1], [0, 4.5 + 3.2 / 3, 0.5], [0, 0.49 / 3 + 5.12 / 9, 0]], rtol=1e-5
     )
 
@@ -42,9 +43,9 @@ def test_running_moments_by_hand():
 def test_decay_weighs_all_outcomes_or_only_the_last():
     outcomes = np.array([3.8, 5.2, 6.1, 6.1])
     _, two = after_two_visits(1.0)
-    np.testing.assert_allclose([x[1] for x in two], [4, outcomes.mean(), outcomes.var()], rtol=1e-5)
+    assert_allclose([x[1] for x in two], [4, outcomes.mean(), outcomes.var()], rtol=1e-5)
     _, two = after_two_visits(0.0)
-    np.testing.assert_allclose([x[1] for x in two], [2, 6.1, 0.0], rtol=1e-6)
+    assert_allclose([x[1] for x in two], [2, 6.1, 0.0], rtol=1e-6)
 
 
 def test_the_first_visit_is_the_groups_own_statistic():
@@ -52,11 +53,9 @@ def test_the_first_visit_is_the_groups_own_statistic():
     1."""
     outcome, stratum = jnp.array([3.8, 5.2, 6.1]), jnp.zeros(3, jnp.int32)
     running = update_moments(empty_moments(1), outcome, stratum, decay=0.9)
-    np.testing.assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
-    np.testing.assert_allclose(
-        relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3
-    )
-    np.testing.assert_allclose(
+    assert_allclose(relative(running, outcome, stratum), [-1.30, 0.18, 1.13], atol=5e-3)
+    assert_allclose(relative(running, outcome, stratum, ddof=1), [-1.06, 0.14, 0.92], atol=5e-3)
+    assert_allclose(
         relative(running, outcome, stratum, scale="none"), outcome - 15.1 / 3, rtol=1e-4
     )
 
@@ -69,7 +68,7 @@ def test_equal_outcomes_are_exactly_zero_until_one_differs():
     for _ in range(3):
         running = update_moments(running, tenth, stratum, decay=0.9)
         assert float(running.variance[0]) == 0.0
-        np.testing.assert_array_equal(relative(running, tenth, stratum), np.zeros(7))
+        assert_array_equal(relative(running, tenth, stratum), np.zeros(7))
     ones = jnp.ones(2)
     running = update_moments(running, ones, stratum[:2], decay=1.0)
     assert (np.asarray(relative(running, ones, stratum[:2])) > 1.0).all()
@@ -78,10 +77,10 @@ def test_equal_outcomes_are_exactly_zero_until_one_differs():
 def test_nan_outcomes_are_left_out_and_counted():
     outcome = jnp.array([1.0, jnp.nan, 0.0, jnp.inf])
     running = update_moments(empty_moments(2), outcome, jnp.array([0, 0, 0, 1]), decay=0.9)
-    np.testing.assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
+    assert_allclose(running, [[2, 0], [0.5, 0], [0.25, 0]])
     advantage = np.asarray(relative(running, outcome, jnp.array([0, 0, 0, 1])))
     # The outcome remains NaN, so that the update is skipped.
-    np.testing.assert_array_equal(np.isfinite(advantage), [True, False, True, False])
+    assert_array_equal(np.isfinite(advantage), [True, False, True, False])
 
 
 def gradient_of(config, problem=PROBLEM):
@@ -130,14 +129,10 @@ def test_fresh_strata_are_plain_grpo():
     step = jax.jit(learner.step)
     state, metrics = step(jax.jit(learner.init)(jax.random.key(0)))
     assert float(metrics["revisited"].value()) == 0.0
-    np.testing.assert_array_equal(
-        state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS
-    )
+    assert_array_equal(state.collector.replicated["outcome_statistics"].weight, [SIZE] * GROUPS)
     state, metrics = step(state)
     assert float(metrics["revisited"].value()) == 1.0
-    np.testing.assert_allclose(
-        state.collector.replicated["outcome_statistics"].weight, [1.9 * SIZE] * GROUPS
-    )
+    assert_allclose(state.collector.replicated["outcome_statistics"].weight, [1.9 * SIZE] * GROUPS)
 
 
 def number_groups(params, collector, key):
@@ -213,14 +208,14 @@ def test_finite_set_repeats_prompts_and_holds_nothing_out():
     answers = demonstrate(prompts.problem)
     assert (score(prompts.problem, answers) == 1.0).all()
     assert parses(prompts.problem, answers).all()
-    np.testing.assert_allclose(credit(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
+    assert_allclose(credit(prompts.problem, answers).sum(axis=1), 1.0, rtol=1e-6)
     keys = jax.random.split(jax.random.key(1), 20)
     held_out, of_task = (
         jax.jit(jax.vmap(lambda key, task=task: task.sample(key, True)))(keys)
         for task in (few, TASK)
     )
     ours, theirs = held_out.problem[1], of_task.problem
-    np.testing.assert_array_equal(ours, theirs)
+    assert_array_equal(ours, theirs)
     with pytest.raises(ConfigError, match="prompt_set: must be a whole number in"):
         language.tasks.finite(TASK, 0)
 
@@ -249,4 +244,4 @@ def test_moments_over_devices_are_of_all_outcomes():
     outcome, stratum = jnp.array([[1.0, 3.0], [6.0, 6.0]]), jnp.zeros((2, 2), jnp.int32)
     update = functools.partial(update_moments, empty_moments(1), decay=0.5, axis_name="data")
     found = jax.vmap(update, axis_name="data")(outcome, stratum)
-    np.testing.assert_allclose(found, np.tile([[[4.0]], [[4.0]], [[4.5]]], (1, 2, 1)), rtol=1e-6)
+    assert_allclose(found, np.tile([[[4.0]], [[4.0]], [[4.5]]], (1, 2, 1)), rtol=1e-6)

@@ -162,8 +162,7 @@ CONTINUOUS = {"num_envs": 8, "num_steps": 8, "num_states": 4, "num_branches": 8,
 
 
 def test_vine_branches_begin_with_continuous_policy_actions():
-    problem = control.make_vine(MatchCueContinuous(), **CONTINUOUS)
-    _, batch = collected(problem)
+    _, batch = collected(control.make_vine(MatchCueContinuous(), **CONTINUOUS))
     action, cue = (np.asarray(x)[..., 0] for x in (batch.action, batch.inputs))
     paid = -np.square(np.clip(action, -1.0, 1.0) - 0.5 * cue)
     np.testing.assert_allclose(np.ravel(batch.score), np.ravel(paid), rtol=1e-4, atol=1e-6)
@@ -230,8 +229,7 @@ def test_proposal_actions_are_refused_where_nothing_weighs_them(module):
 
 def test_vine_kl_and_surrogate_use_policy_not_proposal():
     problem = control.make_vine(MatchCue(), num_envs=8, num_steps=8, num_states=4, horizon=2)
-    config = trpo.Config(max_kl=0.05, normalize_advantage=False)
-    learner = trpo.make(as_arrays(config), problem)
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.05, normalize_advantage=False)), problem)
 
     @jax.jit
     def step(key):
@@ -288,8 +286,7 @@ def test_dapo_on_control_keeps_episodes_at_the_limit():
     problem = control.make_groups(CART_POLE, num_prompts=4, group_size=4, num_steps=12)
     _, metrics, _ = train(dapo, dapo.Config(dynamic_sampling="off"), problem, 1)
     assert float(metrics["truncated"].value()[0]) > 0.2
-    everything = float(metrics["episode_length"].total[0])
-    assert float(metrics["signal"].count[0]) == everything
+    assert float(metrics["signal"].count[0]) == float(metrics["episode_length"].total[0])
     with pytest.raises(ConfigError, match="overlong_cache: has no effect unless"):
         dapo.make(dapo.Config(overlong_cache=3), problem)
 

@@ -91,8 +91,7 @@ def test_products_of_compiled_program_equal_those_of_loops():
     def f(x, w, v):
         def turn(x, _):
             x = jnp.tanh(x @ w)
-            inner = jax.lax.fori_loop(0, 3, lambda _, y: jnp.cos(y) @ v, x)
-            return inner, None
+            return jax.lax.fori_loop(0, 3, lambda _, y: jnp.cos(y) @ v, x), None
 
         return jax.lax.scan(turn, x, None, length=7)[0]
 

@@ -16,8 +16,7 @@ from jaxrl_po.run.devices import seeds as seeds_lib
 
 def test_a_recording_holds_what_the_environments_did():
     made = []
-    hosted = problem_of(2, 6, made)
-    _, state, rollouts = started(hosted)
+    _, state, rollouts = started(problem_of(2, 6, made))
     state, recording = rollouts.record(state, ignore)
     time = [0, 1, 2, 3, 0, 1, 2]
     for env in range(2):
@@ -96,8 +95,7 @@ def test_a_slot_that_holds_no_sample_changes_nothing(algorithm):
 
 
 def test_statistics_are_those_of_the_samples():
-    hosted = problem_of(2, 6, statistics=True)
-    learner, state, rollouts = started(hosted)
+    learner, state, rollouts = started(problem_of(2, 6, statistics=True))
     state, recording = rollouts.record(state, ignore)
     after = jax.jit(learner.sample)(recorded.with_recording(state, recording))[0]
     kept = recording.observation[0, :, :-1][recording.mask[0]]
@@ -113,8 +111,7 @@ def test_statistics_are_those_of_the_samples():
 
 
 def test_nonfinite_reward_is_counted_and_its_update_skipped():
-    hosted = problem_of(2, 4, statistics=True)
-    learner, state, rollouts = started(hosted, (0, 7))
+    learner, state, rollouts = started(problem_of(2, 4, statistics=True), (0, 7))
     state, recording = rollouts.record(state, ignore)
     bad = recording._replace(reward=recording.reward.copy())
     bad.reward[1, 1, 1] = np.nan
@@ -137,8 +134,7 @@ def test_nonfinite_reward_is_counted_and_its_update_skipped():
 
 @cases("normalised", False, True)
 def test_nonfinite_observation_spoils_only_its_update(normalised):
-    hosted = problem_of(2, 6, statistics=normalised)
-    learner, state, rollouts = started(hosted)
+    learner, state, rollouts = started(problem_of(2, 6, statistics=normalised))
     state, recording = rollouts.record(state, ignore)
     step = jax.jit(lambda state, recording: learner.step(recorded.with_recording(state, recording)))
 
@@ -193,8 +189,7 @@ def test_vmapped_seeds_equal_a_loop():
 
 def test_greedy_evaluation_repeats_the_same_whole_episodes():
     made = []
-    hosted = problem_of(2, 4, made)
-    _, state, rollouts = started(hosted, (0, 1))
+    _, state, rollouts = started(problem_of(2, 4, made), (0, 1))
     found = [rollouts.evaluate(state) for _ in range(2)]
     for each in found:
         np.testing.assert_array_equal(each["greedy_return"], np.full((2, 2), 6.0))
@@ -208,8 +203,7 @@ def test_greedy_evaluation_repeats_the_same_whole_episodes():
 
 
 def test_program_without_recording_names_what_is_missing():
-    hosted = problem_of(2, 4)
-    learner, state, _ = started(hosted)
+    learner, state, _ = started(problem_of(2, 4))
     with pytest.raises(
         ConfigError, match=r"recording: must be put .*: the environments of .* run outside"
     ):

@@ -234,8 +234,7 @@ def test_the_commands_work_on_a_run_unchanged(cart_pole, capsys, tmp_path, monke
     assert [row["iteration"] for row in rows] == [0, 3, 6, 9, 10]
     assert all(np.isfinite(rows[-1]["greedy_return"]))
     assert evaluate.main([f"--run={cart_pole}", "--size=3"]) == 0
-    found = json.loads((cart_pole / "evaluation.json").read_text())
-    assert len(found["greedy_return"]) == 2
+    assert len(json.loads((cart_pole / "evaluation.json").read_text())["greedy_return"]) == 2
     assert plot.main([str(cart_pole), f"--out={tmp_path / 'p'}"]) == 0
     assert report.main([str(cart_pole), f"--out={tmp_path / 'r.html'}"]) == 0
     monkeypatch.setattr(render, "_camera", lambda *_: (None, "no display"))

@@ -28,8 +28,7 @@ def earlier(finished, tmp_path_factory):
 
 def test_every_seed_starts_from_earlier_first_seed(earlier):
     config = settings.parse_settings(script, [*SMALL, f"--init_from={earlier}"]).config
-    one = Placement(config.run.seeds, 1, 1)
-    job = script.build(config, one)
+    job = script.build(config, Placement(config.run.seeds, 1, 1))
     begun = job.learner.init(job.start).params.policy
     store = Store(earlier / "checkpoints" / "latest")
     saved = store.read(max(store.iterations()))
@@ -119,8 +118,7 @@ def test_control_seeds_start_from_earlier_first_seed(walked):
     flags = [*WALKS, f"--init_from={walked}"]
     normal = f"--problem.normalize_observations={kept.settings['problem.normalize_observations']}"
     config = settings.parse_settings(control, [*flags, normal]).config
-    one = Placement(2, 1, 1)
-    job = control.build(config, one, control.open_world(config))
+    job = control.build(config, Placement(2, 1, 1), control.open_world(config))
     state = select_seed(job.learner.init(job.start), 1)
     jax.tree.map(np.testing.assert_array_equal, state.params, kept.params)
     statistics = state.collector.replicated.get("observation_statistics")

@@ -81,8 +81,7 @@ def measured(held):
 
             def by_apply(policy):
                 old, new = (problem.apply(ActorCritic(p), inputs)[0] for p in (other, policy))
-                kl = old.kl(new)
-                return weighted(new.log_prob(batch.action), new.entropy(), kl, batch.mask)
+                return weighted(new.log_prob(batch.action), new.entropy(), old.kl(new), batch.mask)
 
             def by_hand(policy):
                 old, new = (dense(logits_of(p, inputs), among) for p in (other, policy))
@@ -195,8 +194,7 @@ def test_half_precision_learner_scores_sets_of_sampler():
 
 def test_the_trust_region_is_over_the_sets(monkeypatch):
     monkeypatch.setattr(unembedding, "HELD", 1)
-    problem = make()
-    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.01)), problem)
+    learner = trpo.make(as_arrays(trpo.Config(max_kl=0.01)), make())
 
     @jax.jit
     def run(policy):

@@ -78,9 +78,8 @@ def test_seeds_side_by_side_compute_as_if_alone(name):
 
 def decode(model, params):
     keys = jax.random.split(jax.random.key(2), 2)
-    decoding = Decoding(6)
     return sampling.generate(
-        model, params, PROMPT, PAD, keys, group_size=3, decoding=decoding, eos=1, pad_token=0
+        model, params, PROMPT, PAD, keys, group_size=3, decoding=Decoding(6), eos=1, pad_token=0
     )
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import probes
 import pytest
 from flax import nnx
-from tables import cases
+from numpy.testing import assert_allclose, assert_array_equal
+from tables import cases, slow
 
 from jaxrl_po import language
 from jaxrl_po.config import ConfigError
@@ -67,17 +68,14 @@ def collected(**options):
     "options",
     {},
     {"temperature": 0.7, "top_p": 0.8, "critic": None},
-    *(
-        pytest.param(options, marks=pytest.mark.slow)
-        for options in ({"temperature": 0.7}, {"top_k": 4})
-    ),
+    *(slow(options) for options in ({"temperature": 0.7}, {"top_k": 4})),
 )
 def test_sampler_and_learner_agree(options):
     """For ragged prompts, any temperature and truncation, the ratio is 1 before the first
     update."""
     params, _, batch, log_prob, _ = collected(**options)
     assert len(np.unique(batch.inputs.pad)) > 1
-    np.testing.assert_allclose(np.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
+    assert_allclose(np.where(batch.mask, log_prob, 0.0), batch.log_prob, atol=1e-4)
     if params.value is None:
         assert not batch.value.any()
         assert not batch.next_value.any()
@@ -104,25 +102,23 @@ def test_last_token_terminates_and_the_budget_truncates():
     _, _, batch, _, _ = collected()
     length = batch.mask.sum(1)
     last = np.arange(batch.mask.shape[1]) == length[:, None] - 1
-    np.testing.assert_array_equal(batch.terminated, last)
+    assert_array_equal(batch.terminated, last)
     # The score is that of the complete answer.
-    np.testing.assert_array_equal(batch.columns["step_end"], last)
+    assert_array_equal(batch.columns["step_end"], last)
     ended = (batch.action == TASK.tokenizer.eos).any(1)
     assert not ended.all()
-    np.testing.assert_array_equal(batch.truncated, last & ~ended[:, None])
-    np.testing.assert_allclose(batch.metrics["truncated"].value(), 1.0 - ended.mean())
-    np.testing.assert_allclose(batch.metrics["response_length"].value(), length.mean())
+    assert_array_equal(batch.truncated, last & ~ended[:, None])
+    assert_allclose(batch.metrics["truncated"].value(), 1.0 - ended.mean())
+    assert_allclose(batch.metrics["response_length"].value(), length.mean())
 
 
 def test_values_are_shifted_and_end_at_zero():
     _, _, batch, _, value = collected()
-    np.testing.assert_allclose(batch.value, value, rtol=1e-4, atol=1e-6)
+    assert_allclose(batch.value, value, rtol=1e-4, atol=1e-6)
     last = batch.terminated
-    np.testing.assert_array_equal(batch.next_value[last], 0.0)
+    assert_array_equal(batch.next_value[last], 0.0)
     inner = batch.mask & ~last
-    np.testing.assert_allclose(
-        batch.next_value[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6
-    )
+    assert_allclose(batch.next_value[inner], np.roll(value, -1, 1)[inner], rtol=1e-4, atol=1e-6)
 
 
 class Oracle:
@@ -194,29 +190,27 @@ def test_rewards_of_known_answers(wrong_first, accuracy):
     for batch in batches:
         assert batch.score.shape == (16, 2)
         assert batch.reward.dtype == batch.score.dtype == np.float32
-        np.testing.assert_array_equal(batch.score, accuracy)
-        np.testing.assert_allclose(batch.metrics["accuracy"].value(), accuracy)
+        assert_array_equal(batch.score, accuracy)
+        assert_allclose(batch.metrics["accuracy"].value(), accuracy)
     whole, by_token = batches
-    np.testing.assert_array_equal(whole.reward, np.where(whole.terminated, accuracy, 0.0))
+    assert_array_equal(whole.reward, np.where(whole.terminated, accuracy, 0.0))
     length = by_token.mask.sum(1, dtype=np.float32)
     if accuracy:
-        np.testing.assert_allclose(
+        assert_allclose(
             by_token.reward, np.where(by_token.mask, 1.0 / length[:, None], 0.0), rtol=1e-6
         )
     else:
-        np.testing.assert_allclose(by_token.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
-        np.testing.assert_array_equal(by_token.reward[:, 0], 0.0)
-    np.testing.assert_array_equal(evaluated["greedy_accuracy"], accuracy)
+        assert_allclose(by_token.reward.sum(1), 1.0 - 1.0 / length, rtol=1e-5)
+        assert_array_equal(by_token.reward[:, 0], 0.0)
+    assert_array_equal(evaluated["greedy_accuracy"], accuracy)
 
 
 def test_rewards_match_the_verifier_exactly():
     task = TASK._replace(score=lambda problem, tokens: jnp.float32(0.9))
     problem = language.make_problem(task, Oracle(), num_prompts=2, group_size=2)
     batch = jax.jit(lambda key: problem.collect(*problem.init(key), key)[1])(jax.random.key(0))
-    np.testing.assert_array_equal(
-        batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0))
-    )
-    np.testing.assert_array_equal(batch.score, np.float32(0.9))
+    assert_array_equal(batch.reward, np.where(batch.terminated, np.float32(0.9), np.float32(0.0)))
+    assert_array_equal(batch.score, np.float32(0.9))
 
 
 def test_training_and_evaluation_ask_of_their_own_split():
@@ -251,7 +245,7 @@ def test_groups_share_their_prompt_and_keys_differ():
     again = run(params, collector, jax.random.key(1))[0]
     programs = run._cache_size()
     other = run(params, collector, jax.random.key(2))[0]
-    np.testing.assert_array_equal(again.inputs.tokens, batch.inputs.tokens)
+    assert_array_equal(again.inputs.tokens, batch.inputs.tokens)
     assert not np.array_equal(other.inputs.tokens, batch.inputs.tokens)
     assert run._cache_size() == programs
 
@@ -267,14 +261,14 @@ def test_completions_do_not_depend_on_where_prompts_lie():
         )
     )
     halves = map(tokens, np.split(np.asarray(collector.sharded["prompt_number"]), 2))
-    np.testing.assert_array_equal(batch.inputs.tokens, np.concatenate([*halves]))
+    assert_array_equal(batch.inputs.tokens, np.concatenate([*halves]))
 
 
 def test_evaluation_is_greedy_repeatable_and_held_out():
     params, collector = begun()
     evaluate = jax.jit(language.make_evaluate(TASK, MODEL, num_prompts=16))
     first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
-    np.testing.assert_array_equal(first["greedy_length"], second["greedy_length"])
+    assert_array_equal(first["greedy_length"], second["greedy_length"])
     assert first["greedy_accuracy"].shape == (16,)
 
 
@@ -298,7 +292,7 @@ def test_warm_start_stops_at_accuracy_of_the_verifier():
 
     some, none, untouched, accuracy = measured(jax.random.key(0))
     assert 0.2 < accuracy < 0.7  # all steps of the warm start would exceed an accuracy of 0.9
-    jax.tree.map(np.testing.assert_array_equal, none, untouched)
+    jax.tree.map(assert_array_equal, none, untouched)
     assert not np.array_equal(jax.tree.leaves(some)[0], jax.tree.leaves(none)[0])
 
 
@@ -398,7 +392,7 @@ def test_task_says_where_process_reward_is_due():
         batch = jax.tree.map(np.asarray, jax.jit(collect)())
         want = np.array(batch.terminated)
         want[:, marks] = True
-        np.testing.assert_array_equal(batch.columns["step_end"], want)
+        assert_array_equal(batch.columns["step_end"], want)
         # Slots where no reward is due have a reward of 0.
         assert not ((batch.reward != 0.0) & ~want).any()
 

@@ -53,8 +53,7 @@ def test_rows_are_cut_to_the_next_length(longest, computed):
 
 
 def test_a_gap_counts():
-    mask = jnp.zeros((2, BUDGET), bool).at[0, 14].set(True)
-    samples = samples_of([1, 1])._replace(mask=mask)
+    samples = samples_of([1, 1])._replace(mask=jnp.zeros((2, BUDGET), bool).at[0, 14].set(True))
     assert lengths.lengths(samples).tolist() == [15, 0]
 
 

@@ -179,8 +179,7 @@ def test_choices_and_spaces_given_by_hand_hold_actions():
 
 
 def test_infinite_bounds_and_single_actions_keep_their_meaning():
-    infinite = box([-math.inf, 1.0], [math.inf, math.inf])
-    found = control.adapt(spaced(infinite)).spaces
+    found = control.adapt(spaced(box([-math.inf, 1.0], [math.inf, math.inf]))).spaces
     assert not found.bounded
     assert found.to_action(jnp.array([-5.0, -5.0])).tolist() == [-5.0, 1.0]
     fixed = control.adapt(spaced(box([-1.0, 3.0], [1.0, 3.0]))).spaces

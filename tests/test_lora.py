@@ -49,8 +49,7 @@ def test_adapters_equal_the_merged_matrices(name):
     model = architectures.read(families.CONFIGS[name]).clone(lora=LORA)
     base, adapters = split(model)
     whole = logits(model, {**base, **adapters})
-    merged = merge_adapters(model, base, adapters)
-    found = logits(model.clone(lora=None), merged)
+    found = logits(model.clone(lora=None), merge_adapters(model, base, adapters))
     np.testing.assert_allclose(whole, found, rtol=1e-4, atol=2e-4)
     without = logits(model.clone(lora=None), base)
     assert np.abs(whole - without).max() > 0.1
@@ -64,8 +63,7 @@ def test_adapters_equal_the_merged_matrices(name):
 def test_only_the_targets_have_adapters(targets):
     model = SMALL.clone(lora=Lora(2, targets=targets))
     shapes = model.parameter_shapes()["lora"]["blocks"]
-    found = {target for module in shapes.values() for target in module}
-    assert found == set(targets)
+    assert {target for module in shapes.values() for target in module} == set(targets)
     for module in shapes.values():
         for pair in module.values():
             assert pair["a"].shape[2] == pair["b"].shape[1] == 2
@@ -131,8 +129,7 @@ def test_only_adapters_are_trained(name):
     assert float(metrics["skipped"].value()) == 0.0
     # Only adapters and the critic's parameters have Adam moments; no matrix of the base has one.
     count = sum(x.size for x in jax.tree.leaves(state.params.without_frozen()))
-    held = sum(x.size for x in jax.tree.leaves(state.opt_state))
-    assert held <= 2 * count + 8
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) <= 2 * count + 8
     if state.reference_params is not None:
         assert set(state.reference_params) == {"lora"}
 

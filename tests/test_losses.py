@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po import learner, losses, masked, token_weights
@@ -41,7 +42,7 @@ FOUR_CASES = [
 @pytest.mark.parametrize(("advantage", "ratio", "loss", "gradient"), FOUR_CASES)
 def test_clipping(advantage, ratio, loss, gradient):
     got = slope(losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS)
-    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+    assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("advantage", "ratio", "loss", "gradient"), FOUR_CASES)
@@ -67,9 +68,7 @@ def test_clip_fractions_vanish_without_advantage_or_at_edge():
 @cases("advantage, ratio, weight", (1.0, 1.5, 1.28), (-1.0, 0.5, 0.8), (2.0, 1.1, 1.1))
 def test_cispo_by_hand(advantage, ratio, weight):
     got = slope(losses.cispo, np.log(ratio), jnp.float32(advantage), **EPSILONS)
-    np.testing.assert_allclose(
-        got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5
-    )
+    assert_allclose(got, (-weight * advantage * np.log(ratio), -weight * advantage), rtol=1e-5)
 
 
 # The loss is −w · A · log π with δ_low = .1, δ_high = .2, c = 5. The columns are A, π, μ, w.
@@ -87,14 +86,14 @@ def test_dppo_by_hand(advantage, prob, sampler, weight):
     bounds = {"delta_low": 0.1, "delta_high": 0.2, "max_ratio": 5.0}
     got = jax.value_and_grad(losses.dppo)(jnp.log(prob), jnp.log(sampler), advantage, **bounds)
     wanted = -weight * advantage * np.log(prob), -weight * advantage
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert_allclose(got, wanted, rtol=1e-5)
 
 
 def test_sequence_log_ratio_by_hand():
     log_prob = jnp.array([[-1.0, -2.0, jnp.nan], [-3.0, jnp.inf, 7.0], [jnp.nan] * 3])
     old = jnp.array([[-2.0, -2.5, 9.0], [-1.0, jnp.nan, 7.0], [0.0] * 3])
     mask = jnp.array([[True, True, False], [True, False, False], [False] * 3])
-    np.testing.assert_allclose(
+    assert_allclose(
         losses.sequence_log_ratio(log_prob, old, mask), [[0.75] * 3, [-2.0] * 3, [0.0] * 3]
     )
 
@@ -102,7 +101,7 @@ def test_sequence_log_ratio_by_hand():
 def test_bradley_terry_by_hand():
     # The loss is −log(1 / (1 + e²)), whose slope in the reward of the chosen response is −σ(2).
     got = jax.value_and_grad(losses.bradley_terry)(jnp.float32(1.0), jnp.float32(3.0))
-    np.testing.assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
+    assert_allclose(got, (2.126928, -0.880797), rtol=1e-5)
 
 
 @cases(
@@ -120,7 +119,7 @@ def test_dual_clip(advantage, ratio, loss, gradient):
     got = slope(
         losses.clipped_surrogate, np.log(ratio), jnp.float32(advantage), **EPSILONS, dual_clip=3.0
     )
-    np.testing.assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
+    assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
 
 
 def test_clipped_surrogate_is_the_decoupled_bound():
@@ -130,7 +129,7 @@ def test_clipped_surrogate_is_the_decoupled_bound():
     r, a = rng.uniform(0.2, 2.0, 200), rng.normal(size=200)
     bound = np.where(a >= 0, (1 + 0.28) * a, (1 - 0.2) * a)
     loss = losses.clipped_surrogate(jnp.log(r), jnp.zeros(200), jnp.asarray(a), **EPSILONS)
-    np.testing.assert_allclose(loss, -np.minimum(r * a, bound), rtol=1e-5, atol=1e-6)
+    assert_allclose(loss, -np.minimum(r * a, bound), rtol=1e-5, atol=1e-6)
 
 
 def test_epsilons_vmap():
@@ -139,7 +138,7 @@ def test_epsilons_vmap():
             jnp.log(3.0), jnp.float32(0.0), jnp.float32(1.0), epsilon_low=e, epsilon_high=e
         )
     )
-    np.testing.assert_allclose(loss(jnp.array([0.1, 0.2, 0.5])), [-1.1, -1.2, -1.5], rtol=1e-6)
+    assert_allclose(loss(jnp.array([0.1, 0.2, 0.5])), [-1.1, -1.2, -1.5], rtol=1e-6)
 
 
 @cases("log_ratio", 1e3, -1e3)
@@ -154,24 +153,22 @@ def test_extreme_ratios_stay_finite(loss, log_ratio, advantage):
 
 def test_the_clamp_is_at_twenty():
     inside = slope(losses.surrogate, 19.9, jnp.float32(1.0))
-    np.testing.assert_allclose(inside, [-np.exp(19.9)] * 2, rtol=1e-4)
-    np.testing.assert_allclose(
-        slope(losses.surrogate, 20.1, jnp.float32(1.0))[0], -np.exp(20.0), rtol=1e-4
-    )
+    assert_allclose(inside, [-np.exp(19.9)] * 2, rtol=1e-4)
+    assert_allclose(slope(losses.surrogate, 20.1, jnp.float32(1.0))[0], -np.exp(20.0), rtol=1e-4)
 
 
 def test_half_precision_log_probs_make_float32_ratios():
     loss = losses.surrogate(jnp.bfloat16(-1.0), jnp.bfloat16(-1.5), jnp.float32(1.0))
     assert loss.dtype == jnp.float32
-    np.testing.assert_allclose(loss, -np.exp(0.5), rtol=1e-5)
+    assert_allclose(loss, -np.exp(0.5), rtol=1e-5)
 
 
 def test_policy_gradient_and_surrogate_agree_at_old_policy():
     log_prob, advantage = jnp.log(jnp.array([0.2, 0.5])), jnp.array([1.5, -2.0])
     policy_gradient = jax.grad(lambda x: losses.policy_gradient(x, advantage).sum())(log_prob)
     surrogate = jax.grad(lambda x: losses.surrogate(x, log_prob, advantage).sum())(log_prob)
-    np.testing.assert_allclose(policy_gradient, -advantage, rtol=1e-6)
-    np.testing.assert_allclose(surrogate, -advantage, rtol=1e-6)
+    assert_allclose(policy_gradient, -advantage, rtol=1e-6)
+    assert_allclose(surrogate, -advantage, rtol=1e-6)
 
 
 def test_what_is_held_constant_has_no_gradient():
@@ -190,7 +187,7 @@ def test_what_is_held_constant_has_no_gradient():
         "clipped_value old": lambda y: losses.clipped_value(x, y, 2.0 * x, epsilon=0.1),
     }
     for name, loss in held.items():
-        np.testing.assert_array_equal(
+        assert_array_equal(
             jax.grad(lambda y, loss=loss: loss(y).sum())(2.0 * x), [0.0, 0.0], err_msg=name
         )
 
@@ -208,12 +205,12 @@ def test_clipped_value_by_hand(value, loss, gradient):
     for old, sign in ((0.0, 1.0), (2.0, 1.0), (2.0, -1.0)):
         moved, target = jnp.float32(old + sign * value), jnp.float32(old + sign)
         got = jax.value_and_grad(losses.clipped_value)(moved, jnp.float32(old), target, epsilon=0.5)
-        np.testing.assert_allclose(got, (loss, sign * gradient), rtol=1e-5, atol=1e-6)
+        assert_allclose(got, (loss, sign * gradient), rtol=1e-5, atol=1e-6)
 
 
 def test_squared_value_has_the_half():
     got = jax.value_and_grad(lambda v: losses.squared_value(v, jnp.float32(1.0)))(jnp.float32(4.0))
-    np.testing.assert_allclose(got, (4.5, 3.0))
+    assert_allclose(got, (4.5, 3.0))
 
 
 # The rows are 1 2 3 | 13 | empty, with garbage in masked slots.
@@ -241,9 +238,7 @@ def test_aggregator_gradients_weigh_and_mask(name):
     aggregate, _, count = AGGREGATES[name]
     gradient = jax.grad(lambda x: aggregate(x, MASK).value())(X)
     row = [1 / 3] * 3 if name == "sequence" else [1.0] * 3
-    np.testing.assert_allclose(
-        gradient, np.array([row, [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]) / count, rtol=1e-6
-    )
+    assert_allclose(gradient, np.array([row, [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]) / count, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
@@ -261,7 +256,7 @@ def test_fully_masked_batch_has_zero_loss_finite_gradient(name):
     aggregate = AGGREGATES[name][0]
     value, gradient = jax.value_and_grad(lambda x: aggregate(x, jnp.zeros_like(MASK)).value())(X)
     assert float(value) == 0.0
-    np.testing.assert_array_equal(gradient, np.zeros((3, 3)))
+    assert_array_equal(gradient, np.zeros((3, 3)))
 
 
 def test_a_budget_of_one_token_is_one():
@@ -308,8 +303,8 @@ def test_masked_values_change_neither_loss_nor_gradient(aggregate, garbage):
     # The problem itself must zero its inputs.
     own = batch._replace(inputs=masked.zero(batch.inputs, batch.mask))
     dirty = jax.value_and_grad(loss)(w, learner.zero_masked(own))
-    np.testing.assert_array_equal(clean[0], dirty[0])
-    np.testing.assert_array_equal(clean[1], dirty[1])
+    assert_array_equal(clean[0], dirty[0])
+    assert_array_equal(clean[1], dirty[1])
     assert np.any(clean[1])
     if not np.isfinite(garbage):
         assert not np.isfinite(jax.grad(loss)(w, token_batch(garbage))).all()
@@ -365,4 +360,4 @@ def test_weights_include_their_bounds_and_have_no_gradient():
         lambda y: token_weights.truncated_weight(y, 0.5 * x, 2.0),
         lambda y: token_weights.masked_weight(y, 0.5 * x, 0.5, 5.0),
     ):
-        np.testing.assert_array_equal(jax.grad(lambda y, f=weight: f(y).sum())(x), jnp.zeros(3))
+        assert_array_equal(jax.grad(lambda y, f=weight: f(y).sum())(x), jnp.zeros(3))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po import compensated, masked
@@ -57,7 +58,7 @@ def test_total_reads_nothing_behind_the_mask():
     mean = masked.total(X, MASK)
     assert (float(mean.total), float(mean.count)) == (4.0, 2.0)
     gradient = jax.grad(lambda x: masked.mean(x, MASK))(X)
-    np.testing.assert_array_equal(gradient, [0.5, 0.5, 0.0, 0.0])
+    assert_array_equal(gradient, [0.5, 0.5, 0.0, 0.0])
 
 
 @cases("mask", MASK, MASK.astype(jnp.int32), MASK.astype(jnp.float32))
@@ -88,7 +89,7 @@ def test_shapes_must_agree():
 def test_moments_by_hand():
     # The elements 1, 3, 8 have mean 4, deviations −3, −1, 4, and variance 26 / 3 with ddof 0.
     mean, std = masked.moments(jnp.array([1.0, jnp.nan, 3.0, 8.0]), jnp.array([1, 0, 1, 1]))
-    np.testing.assert_allclose((mean, std), (4.0, (26 / 3) ** 0.5), rtol=1e-6)
+    assert_allclose((mean, std), (4.0, (26 / 3) ** 0.5), rtol=1e-6)
     assert [float(m) for m in masked.moments(X, jnp.zeros(4, bool))] == [0.0, 0.0]
 
 
@@ -123,8 +124,8 @@ def test_equal_elements_have_exact_mean_and_zero_std(garbage):
             jnp.where(mask, x, garbage).T, np.tile(mask[:, None], 50)
         ),
     ):
-        np.testing.assert_array_equal(mean, CONSTANTS)
-        np.testing.assert_array_equal(std, np.zeros(50))
+        assert_array_equal(mean, CONSTANTS)
+        assert_array_equal(std, np.zeros(50))
 
 
 def test_moments_over_devices_can_be_differentiated():
@@ -155,9 +156,7 @@ def test_device_sums_keep_arrays_and_merge_small_ones():
     }
     devices = jax.tree.map(lambda x: jnp.stack([x, 2 * x, 3 * x]), tree)
     sums = jax.vmap(lambda local: masked.psum(local, "devices"), axis_name="devices")(devices)
-    jax.tree.map(
-        lambda got, x: np.testing.assert_array_equal(got, jnp.stack(3 * [6 * x])), sums, tree
-    )
+    jax.tree.map(lambda got, x: assert_array_equal(got, jnp.stack(3 * [6 * x])), sums, tree)
     assert jax.tree.map(lambda x: x.dtype, sums) == jax.tree.map(lambda x: x.dtype, tree)
     program = jax.make_jaxpr(
         lambda local: masked.psum(local, "devices"), axis_env=[("devices", 3)]
@@ -184,9 +183,7 @@ def test_over_devices_pools_before_dividing():
     )
     # The elements 0, 4, 5, 6, 7 have mean 4.4 and variance 25.2 − 19.36; the mean of device means
     # is 11 / 4.
-    np.testing.assert_allclose(
-        jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5
-    )
+    assert_allclose(jax.jit(sharded)(x, mask), np.tile([4.4, 4.4, 5.84**0.5], (4, 1)), rtol=1e-5)
     assert masked.psum({"a": 1}, None) == {"a": 1}
 
 
@@ -203,10 +200,10 @@ def test_equal_to_numpy_under_any_mask(rows):
     x = x.astype(np.float32)
     value, gradient, mean, std = statistics(np.where(mask, x, np.nan).astype(np.float32), mask)
     chosen = x[mask].astype(np.float64) if mask.any() else np.zeros(1)
-    np.testing.assert_allclose(
+    assert_allclose(
         (value, mean, std), (chosen.mean(), chosen.mean(), chosen.std()), rtol=1e-4, atol=1e-3
     )
-    np.testing.assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)
+    assert_allclose(gradient, mask / max(mask.sum(), 1), rtol=1e-6)
 
 
 def test_sums_to_go_show_whether_two_are_equal():

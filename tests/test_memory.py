@@ -12,6 +12,7 @@ import pytest
 from gymnax.environments import spaces
 from jax.flatten_util import ravel_pytree
 from memory_reference import SIZES
+from numpy.testing import assert_allclose
 from probes import Probe
 from structured import Everything
 
@@ -61,10 +62,8 @@ def test_what_is_replayed_is_what_acted():
     apply, params, batches = two_batches()
     for batch in batches:
         distribution, value = apply(params, batch.inputs)
-        np.testing.assert_allclose(
-            distribution.log_prob(batch.action), batch.log_prob, atol=1e-5, rtol=0
-        )
-        np.testing.assert_allclose(value, batch.value, atol=1e-5)
+        assert_allclose(distribution.log_prob(batch.action), batch.log_prob, atol=1e-5, rtol=0)
+        assert_allclose(value, batch.value, atol=1e-5)
     ended = np.concatenate([b.terminated | b.truncated for b in batches])
     assert ended.any(axis=0).all()  # an episode began at every position of a row
     # Without the memories before the first step the numbers would differ.
@@ -79,7 +78,7 @@ def test_next_value_uses_memory_before_reset():
     _, _, (*_, batch) = two_batches()
     ended = batch.terminated | batch.truncated
     running = ~np.asarray(ended[:, :-1])
-    np.testing.assert_allclose(
+    assert_allclose(
         np.asarray(batch.next_value[:, :-1])[running],
         np.asarray(batch.value[:, 1:])[running],
         atol=1e-5,
@@ -98,11 +97,9 @@ def test_memories_continue_from_the_previous_batch():
     joined = jax.tree.map(
         lambda x, y: jnp.concatenate([x, y], axis=1), first.inputs[:2], second.inputs[:2]
     )
-    begins = joined[1].at[:, 12].set(ended)
-    whole = actor.StepRows(joined[0], begins, *first.inputs[2:])
+    whole = actor.StepRows(joined[0], joined[1].at[:, 12].set(ended), *first.inputs[2:])
     # The statistics changed between the two batches, but inputs are already normalised.
-    value = apply(params, whole)[1]
-    np.testing.assert_allclose(value[:, 12:], second.value, atol=1e-5)
+    assert_allclose(apply(params, whole)[1][:, 12:], second.value, atol=1e-5)
 
 
 class Cell(NamedTuple):
@@ -190,8 +187,7 @@ def cell(memory, recurrent_networks, kind):
             # The observation after a step and the memory after the step are computed separately.
             follows = steps._replace(observation=after, critic_memory=of_critic)
             _, next_value, _ = nets.values(params, follows, after)
-            values = [value, next_value]
-            return (of_policy, of_critic), (memories, distribution.log_probs(), values)
+            return (of_policy, of_critic), (memories, distribution.log_probs(), [value, next_value])
 
         xs = jax.tree.map(networks.time_first, (whole, final, BEGINS))
         last, seen = jax.lax.scan(step, nets.start(2), xs)
@@ -243,9 +239,9 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
     of = cell(memory, recurrent_networks, kind)
     assert tuple(of.remember) == (recurrent_networks != "critic", recurrent_networks != "policy")
     # Replay at once equals acting step by step, and so do values and memories.
-    np.testing.assert_allclose(np.exp(of.replayed), np.exp(of.acted), atol=1e-5)
+    assert_allclose(np.exp(of.replayed), np.exp(of.acted), atol=1e-5)
     possible = of.acted > -50
-    np.testing.assert_allclose(of.replayed[possible], of.acted[possible], atol=1e-5)
+    assert_allclose(of.replayed[possible], of.acted[possible], atol=1e-5)
     chex.assert_trees_all_close(of.at_once, of.by_steps, atol=1e-5)
     chex.assert_trees_all_close(*of.memories, atol=1e-5)
     # Illegal actions have probability 0.
@@ -263,7 +259,7 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
                 remembered |= reached[start:-1].any()
     assert remembered
     if recurrent_networks == "policy":
-        np.testing.assert_allclose(*of.products, rtol=1e-3, atol=1e-5)
+        assert_allclose(*of.products, rtol=1e-3, atol=1e-5)
         assert np.abs(of.products[0]).max() > 1e-3
 
 
@@ -285,8 +281,7 @@ def test_every_method_steps_with_memory(module, memory, recurrent_networks):
     network = control.NetworkSettings(
         width=8, depth=1, memory=memory, recurrent_networks=recurrent_networks, **SIZES[memory]
     )
-    problem = made(RandomEnds(), network, num_envs=8)
-    learner = module.make(module.Config(**{name: 4}), problem)
+    learner = module.make(module.Config(**{name: 4}), made(RandomEnds(), network, num_envs=8))
     state = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
     sample, update = (jax.jit(jax.vmap(of)) for of in (learner.sample, learner.update))
     for _ in range(2):
@@ -402,4 +397,4 @@ def test_groups_remember_too():
         return batch.mask, replayed, batch.log_prob
 
     within, replayed, acted = map(np.asarray, played(jax.random.key(0)))
-    np.testing.assert_allclose(replayed[within], acted[within], atol=1e-5)
+    assert_allclose(replayed[within], acted[within], atol=1e-5)

@@ -89,9 +89,8 @@ def test_memories_equal_their_papers(name):
         start, run = module.of().start(rows), jax.jit(module.apply)
         shapes_of = jax.eval_shape(module.init, jax.random.key(0), start, features, begins, final)
         params = jax.tree.map(lambda x: rng.normal(size=x.shape), shapes_of)
-        of_paper = getattr(memory_reference, name)
         wanted = memory_reference.outputs(
-            of_paper, params["params"], features, begins, final, window=3
+            getattr(memory_reference, name), params["params"], features, begins, final, window=3
         )
         for cuts in ([1] * steps, [steps], [2, 3, 9], [9, 3, 2]):
             remembered, found = start, []

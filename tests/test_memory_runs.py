@@ -105,8 +105,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
     flags = ["--network.memory=sum", "--network.memory_window=4", "--env=MemoryChain-bsuite"]
     assert launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path}"]) == 0
     assert set(called) == {(8, 4)}
-    policy = json.loads((tmp_path / "config.json").read_text())
-    assert policy["network.memory"] == "sum"
+    assert json.loads((tmp_path / "config.json").read_text())["network.memory"] == "sum"
     (field,) = (x for x in dataclasses.fields(control.NetworkSettings) if x.name == "memory")
     assert "gru, transformer, sum" in describe_field(field)
     for changes, message in (

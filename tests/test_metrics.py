@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.masked import Mean
@@ -19,8 +20,8 @@ def test_interquartile_mean_drops_a_quarter_at_each_end():
 
 def test_nan_is_left_out_of_aggregates():
     columns = [[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]]
-    np.testing.assert_array_equal(statistics.nan_mean(columns), [2.0, np.nan])
-    np.testing.assert_array_equal(statistics.interquartile_mean(columns), [2.0, np.nan])
+    assert_array_equal(statistics.nan_mean(columns), [2.0, np.nan])
+    assert_array_equal(statistics.interquartile_mean(columns), [2.0, np.nan])
     # four of five numbers are finite: one number is dropped at each end, (2 + 4) / 2
     assert statistics.interquartile_mean([100.0, np.nan, 2.0, 4.0, -5.0]) == 3.0
 
@@ -60,7 +61,7 @@ def test_pool_adds_before_it_divides():
     # seed 1: the seed has no sample
     total = np.array([[2.0, 0.0], [18.0, 0.0]], np.float32)
     count = np.array([[2.0, 0.0], [6.0, 0.0]], np.float32)
-    np.testing.assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
+    assert_array_equal(metrics.pool({"x": Mean(total, count)})["x"], [2.5, np.nan])
 
 
 def test_intervals_hold_nineteen_of_twenty_resamples():
@@ -68,18 +69,17 @@ def test_intervals_hold_nineteen_of_twenty_resamples():
     %."""
     coin = np.repeat([0.0, 1.0], 50)
     interval = statistics.bootstrap_interval(coin, statistic=statistics.nan_mean)
-    np.testing.assert_allclose(interval, [0.4, 0.6], atol=0.011)
+    assert_allclose(interval, [0.4, 0.6], atol=0.011)
 
 
 def test_bootstrap_is_reproducible_and_keeps_curves_whole():
     curve = np.random.default_rng(0).normal(size=(6, 1)) * np.array([1.0, 2.0, -1.0])
     low, high = statistics.bootstrap_interval(curve)
-    again = statistics.bootstrap_interval(curve)
-    np.testing.assert_array_equal((low, high), again)
+    assert_array_equal((low, high), statistics.bootstrap_interval(curve))
     # every point resamples the same seeds: doubled values have doubled bounds, mirrored values have
     # mirrored bounds
-    np.testing.assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
-    np.testing.assert_allclose([low[2], high[2]], [-high[0], -low[0]])
+    assert_allclose([low[1], high[1]], [2 * low[0], 2 * high[0]])
+    assert_allclose([low[2], high[2]], [-high[0], -low[0]])
 
 
 def test_bootstrap_of_a_point_without_values_is_nan():
@@ -141,8 +141,8 @@ def test_curve_takes_the_lines_that_hold_the_metric():
         {"step": 9, "a": [2.0, 4.0]},
     ]
     step, values = metrics.curve(rows, "a")
-    np.testing.assert_array_equal(step, [0.0, 9.0])
-    np.testing.assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
+    assert_array_equal(step, [0.0, 9.0])
+    assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
@@ -168,7 +168,7 @@ def test_improvement_interval_narrows_with_the_seeds():
     low, high = statistics.improvement_interval(apart + 8, apart)
     assert (round(low, 2), high) == (0.76, 1.0)
     reverse = statistics.improvement_interval(apart, apart + 8)
-    np.testing.assert_allclose(reverse, (0.0, 1.0 - low), atol=1e-12)
+    assert_allclose(reverse, (0.0, 1.0 - low), atol=1e-12)
     assert np.isnan(statistics.improvement_interval([1.0, 2.0], [np.nan])).all()
 
 
@@ -202,9 +202,7 @@ def test_difference_has_an_interval_of_both():
 
 
 def test_performance_profile_never_counts_a_missing_score():
-    np.testing.assert_array_equal(
-        statistics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0]
-    )
+    assert_array_equal(statistics.performance_profile([1.0, np.nan], [0.0, 1.0]), [0.5, 0.0])
     assert statistics.performance_profile(np.ones((2, 5)), [0.0, 1.0]).tolist() == [
         [1.0] * 5,
         [0.0] * 5,

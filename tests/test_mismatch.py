@@ -139,8 +139,7 @@ def test_update_kl_is_of_old_policy_not_sampler():
 
 
 def test_sampler_precision_leaves_learner_precision():
-    sampler = language.Sampler(dtype="bfloat16")
-    assert sampler.of(NETWORK).dtype == jnp.bfloat16
+    assert language.Sampler(dtype="bfloat16").of(NETWORK).dtype == jnp.bfloat16
     assert language.Sampler(dtype="float32").of(NETWORK) is NETWORK
     assert not problem(dtype="bfloat16").log_prob_matches_sampler
     assert problem(dtype="float32").log_prob_matches_sampler

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 
 from jaxrl_po import language
@@ -91,7 +92,7 @@ def test_learner_pass_replaces_cached_pass():
 def test_the_batch_already_holds_the_learners_own():
     """A reader before the update, such as a KL penalty, then does not need a second pass."""
     _, batch, again, _ = first()
-    np.testing.assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
+    assert_allclose(batch.log_prob, again.log_prob, atol=1e-3)
     assert np.abs(batch.log_prob - batch.columns["sampler_log_prob"]).max() > 5e-3
     assert float(batch.metrics["sampler_kl"].value()) > 1e-5
 
@@ -126,21 +127,15 @@ def test_what_is_recomputed_and_what_is_logged(num_parts):
         )
     )(batch)
     fresh = np.asarray(batch.mask & ~old[:, None])
-    np.testing.assert_allclose(
-        np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5
-    )
+    assert_allclose(np.asarray(again.log_prob)[fresh], np.asarray(own)[fresh], rtol=1e-4, atol=1e-5)
     # The parameters that sampled the older rows are gone.
-    np.testing.assert_array_equal(again.log_prob[old], batch.log_prob[old])
-    np.testing.assert_array_equal(
-        again.columns["sampler_log_prob"], batch.columns["sampler_log_prob"]
-    )
+    assert_array_equal(again.log_prob[old], batch.log_prob[old])
+    assert_array_equal(again.columns["sampler_log_prob"], batch.columns["sampler_log_prob"])
     distance = -np.asarray(off, np.float64)[fresh]
-    np.testing.assert_allclose(
+    assert_allclose(
         metrics["sampler_kl"].value(), np.mean(np.expm1(distance) - distance), rtol=1e-2
     )
-    np.testing.assert_allclose(
-        metrics["sampler_max_ratio"].value(), np.exp(np.abs(distance).max()), rtol=1e-4
-    )
+    assert_allclose(metrics["sampler_max_ratio"].value(), np.exp(np.abs(distance).max()), rtol=1e-4)
 
 
 def graded(problem):
@@ -174,7 +169,7 @@ def test_a_surplus_keeps_what_its_sampler_gave():
     for _ in range(3):
         before, (state, batch) = state.params, sample(state)
         carried = np.asarray(batch.columns["age"]) == 1
-        np.testing.assert_array_equal(
+        assert_array_equal(
             again(before, batch)[carried], batch.columns["sampler_log_prob"][carried]
         )
         ages.append(int(carried.sum()))
@@ -205,4 +200,4 @@ def test_devices_agree_on_the_distance():
     metrics = jax.jit(placed.step)(jax.jit(placed.init)(keys))[1]
     want = jax.jit(lambda key: alone.step(alone.init(key)))(keys[0])[1]
     for name in ("sampler_kl", "sampler_max_ratio"):
-        np.testing.assert_allclose(metrics[name].value()[0], want[name].value(), rtol=1e-3)
+        assert_allclose(metrics[name].value()[0], want[name].value(), rtol=1e-3)

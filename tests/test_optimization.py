@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from numpy.testing import assert_allclose
 from probes import tabular_problem
 from tables import cases
 
@@ -65,28 +66,26 @@ def first_step(optimizer, params=PARAMS):
 def test_names_are_those_of_the_papers():
     """First steps by hand: sgd, Lion (sign), Adam (1 where ε is small), decay times parameters."""
     rate = {"learning_rate": 0.25, "optimizer_epsilon": 1e-9}
-    np.testing.assert_allclose(
+    assert_allclose(
         first_step(chosen(optimizer="sgd", **rate))["w"],
         -0.25 * np.array([[0.3, 0.0], [0.0, 0.4]]),
         rtol=1e-4,
     )
     decay = 0.125 * np.array([[1.0, 2.0], [3.0, -4.0]])
     for name in ("lion", "adamw"):
-        np.testing.assert_allclose(
+        assert_allclose(
             first_step(chosen(optimizer=name, weight_decay=0.125, **rate))["w"],
             -0.25 * (np.eye(2) + decay),
             rtol=1e-4,
         )
-    np.testing.assert_allclose(
-        first_step(chosen(optimizer="adam", **rate))["w"], -0.25 * np.eye(2), rtol=1e-4
-    )
+    assert_allclose(first_step(chosen(optimizer="adam", **rate))["w"], -0.25 * np.eye(2), rtol=1e-4)
     # RMSProp divides by √(0.01 g²): ten times the sign.
-    np.testing.assert_allclose(
+    assert_allclose(
         first_step(chosen(optimizer="rmsprop", **rate))["w"], -2.5 * np.eye(2), rtol=1e-4
     )
     step = first_step(chosen(optimizer="muon", weight_decay=0.0, **rate))["w"]
     # Newton-Schulz brings singular values near 1, whatever their initial size.
-    np.testing.assert_allclose(np.abs(np.linalg.eigvalsh(step)) / 0.25, 1.0, atol=0.35)
+    assert_allclose(np.abs(np.linalg.eigvalsh(step)) / 0.25, 1.0, atol=0.35)
 
 
 def test_step_sizes_are_vmapped():
@@ -100,7 +99,7 @@ def test_step_sizes_are_vmapped():
         for i, rate in enumerate((0.1, 0.2)):
             alone = step(jnp.float32(rate), name)
             jax.tree.map(
-                lambda x, y, i=i: np.testing.assert_allclose(x[i], y, rtol=1e-5, atol=1e-7),
+                lambda x, y, i=i: assert_allclose(x[i], y, rtol=1e-5, atol=1e-7),
                 both,
                 alone,
             )
@@ -342,10 +341,10 @@ def test_muon_orthogonalises_hidden_matrices_alone():
     for role in (steps.policy, steps.value):
         layers = role["params"]
         hidden = layers["torso"]["Dense_1"]["kernel"]
-        np.testing.assert_allclose(np.linalg.svd(hidden)[1], 1.0, atol=0.4)
+        assert_allclose(np.linalg.svd(hidden)[1], 1.0, atol=0.4)
         head = (layers.get("head") or layers["ValueHead_0"])["Dense_0"]["kernel"]
         for kernel in (layers["torso"]["Dense_0"]["kernel"], head):
-            np.testing.assert_allclose(np.abs(kernel), abs(kernel[0, 0]), rtol=1e-2)
+            assert_allclose(np.abs(kernel), abs(kernel[0, 0]), rtol=1e-2)
 
 
 def test_reinforce_schedule_leaves_the_critic_alone():

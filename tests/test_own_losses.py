@@ -141,8 +141,7 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
     assert len(swept.rows) == 2
     assert calls
     assert not {f"config.{name}" for name in ("gamma", "learning_rate")} & swept.best.keys()
-    again = run.sweep(searched, over=over, evaluations=1, resume=True)
-    assert again.rows == swept.rows
+    assert run.sweep(searched, over=over, evaluations=1, resume=True).rows == swept.rows
 
 
 @cases(

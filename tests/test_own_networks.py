@@ -130,8 +130,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
     critic = f"--critic={tmp_path}/own.py:critic"
     assert launch.control([*arguments, critic, f"--out={out}", "--config.num_minibatches=2"]) == 0
     policy = runs.load(out)
-    torso = policy.params.policy["params"]["torso"]
-    assert torso["Dense_0"]["kernel"].shape == (4, 5)
+    assert policy.params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (4, 5)
     assert policy.params.value["params"]["torso"]["Dense_0"]["kernel"].shape == (4, 6)
     assert int(policy.act(jnp.zeros(4))) in (0, 1)
     for flags, message in (

@@ -97,8 +97,7 @@ def test_objects_given_in_python_are_reported_and_required(trained, tmp_path, mo
     shapes.trace_only(monkeypatch)
     with pytest.raises(ConfigError, match="policy: python:Mean was given in Python"):
         run.resume(again, total_steps=128)
-    longer = run.resume(again, total_steps=128, policy=Mean(0.5))
-    assert longer.rows[-1]["step"] == 128
+    assert run.resume(again, total_steps=128, policy=Mean(0.5)).rows[-1]["step"] == 128
 
 
 def test_importable_objects_are_named_by_file():

@@ -233,8 +233,7 @@ def curves(path):
 
 
 def sweep(path):
-    rows = [({NAMES[0]: name}, [1.0, 2.0]) for name in NAMES]
-    plotting.save_sweep(rows, "score", path)
+    plotting.save_sweep([({NAMES[0]: name}, [1.0, 2.0]) for name in NAMES], "score", path)
 
 
 @pytest.mark.parametrize("drawing", [curves, sweep])

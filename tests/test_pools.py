@@ -137,8 +137,7 @@ def test_no_limit_is_none_and_not_a_number():
 
 def test_pictures_show_the_trained_environment():
     pytest.importorskip("envpool")
-    arguments = '{"max_episode_steps": 7}'
-    where = vector_envs.find_source("envpool:CartPole-v1", arguments)
+    where = vector_envs.find_source("envpool:CartPole-v1", '{"max_episode_steps": 7}')
     camera, why = render._camera(where, 0)
     assert camera is None
     assert "arguments of envpool" in why
@@ -173,10 +172,8 @@ def test_envpool_gives_true_final_observations():
     assert not stepped.terminated.any()
     # The pole was pushed seven times in one direction.
     assert np.all(np.abs(stepped.observation[:, 1]) > 0.5)
-    following = pool.step(np.array([0, 1]))
-    assert np.all(np.abs(following.observation) <= 0.05)
-    again = where.open([4]).reset()
-    np.testing.assert_array_equal(again[0], where.open([3, 4]).reset()[1])
+    assert np.all(np.abs(pool.step(np.array([0, 1])).observation) <= 0.05)
+    np.testing.assert_array_equal(where.open([4]).reset()[0], where.open([3, 4]).reset()[1])
     pool.close()
 
 
@@ -208,8 +205,7 @@ def test_frames_of_atari_come_with_their_channels_last():
     pytest.importorskip("envpool")
     where = vector_envs.find_source("envpool:Pong-v5")
     assert where.spaces.observation.shape == (84, 84, 4)
-    pool = where.open([1])
-    frame = pool.reset()
+    frame = where.open([1]).reset()
     assert frame.shape == (1, 84, 84, 4)
     assert frame.dtype == np.uint8
     hosted = rollouts.PoolProblem(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import (
     AlwaysTerminated,
     AlwaysTruncated,
@@ -50,19 +51,19 @@ def test_time_limit_bootstraps():
     Treating truncation as termination would give 3.4 at most.
     """
     problem, state, _ = train(AlwaysTruncated(), dataclasses.replace(FAST, gamma=0.8), 60)
-    np.testing.assert_allclose(values(problem, state), 5.0, atol=0.4)
+    assert_allclose(values(problem, state), 5.0, atol=0.4)
 
 
 def test_termination_does_not_bootstrap():
     """The reward is 1 and the episode ends: V = 1, although the critic's next value is not 0."""
     problem, state, _ = train(AlwaysTerminated(), dataclasses.replace(FAST, gamma=0.8), 40)
-    np.testing.assert_allclose(values(problem, state), 1.0, atol=0.05)
+    assert_allclose(values(problem, state), 1.0, atol=0.05)
 
 
 @pytest.mark.slow
 def test_critic_reads_the_observation():
     problem, state, _ = train(CueReward(), FAST, 40)
-    np.testing.assert_allclose(values(problem, state), [-1.0, 1.0], atol=0.1)
+    assert_allclose(values(problem, state), [-1.0, 1.0], atol=0.1)
 
 
 def test_policy_learns_the_cue():
@@ -78,7 +79,7 @@ def test_policy_learns_the_cue():
 def test_continuous_policy_learns_the_mean():
     problem, state, _ = train(MatchCueContinuous(), FAST, 80)
     mean = problem.apply(state.params, jnp.array([[-1.0], [1.0]]))[0].mode()[:, 0]
-    np.testing.assert_allclose(mean, [-0.5, 0.5], atol=0.12)
+    assert_allclose(mean, [-0.5, 0.5], atol=0.12)
 
 
 @pytest.mark.slow
@@ -164,10 +165,10 @@ def test_price_of_a_token_by_hand():
         np.take_along_axis(x, np.asarray(batch.action)[..., None], -1)[..., 0] for x in log_softmax
     )
     want = np.where(batch.mask, batch.reward - 0.7 * (now - before), batch.reward)
-    np.testing.assert_allclose(seen[0], want, rtol=1e-5, atol=1e-6)
+    assert_allclose(seen[0], want, rtol=1e-5, atol=1e-6)
     garbage = batch._replace(log_prob=jnp.where(batch.mask, batch.log_prob, 50.0))
     charged(state, garbage)
-    np.testing.assert_array_equal(seen[1], seen[0])
+    assert_array_equal(seen[1], seen[0])
 
 
 def test_disabled_reference_is_not_computed():
@@ -179,14 +180,14 @@ def test_disabled_reference_is_not_computed():
 def test_the_reference_is_the_initial_policy_and_stays():
     states, metrics = steps(PLAIN, 2, reference.ReferenceSettings(enabled=True))
     for state in states:
-        jax.tree.map(np.testing.assert_array_equal, state.reference_params, states[0].params.policy)
+        jax.tree.map(assert_array_equal, state.reference_params, states[0].params.policy)
     assert float(metrics[0]["reference_kl"].value()) == pytest.approx(0.0, abs=1e-6)
     assert abs(float(metrics[1]["reference_kl"].value())) > 1e-3
     without, _ = steps(PLAIN, 2)
     policies = [
         [np.asarray(jax.tree.leaves(s.params.policy)[0]) for s in run] for run in (states, without)
     ]
-    np.testing.assert_allclose(policies[0][1], policies[1][1], rtol=1e-5, atol=1e-6)
+    assert_allclose(policies[0][1], policies[1][1], rtol=1e-5, atol=1e-6)
     assert np.abs(policies[0][2] - policies[1][2]).max() > 1e-5
 
 
@@ -197,10 +198,8 @@ def test_the_price_adapts_both_ways(target, second):
     settings = reference.ReferenceSettings(enabled=True, adapt=True, target_kl=target)
     states, metrics = steps(PLAIN, 2, settings)
     betas = [float(state.collector.replicated[reference.COEFFICIENT]) for state in states]
-    np.testing.assert_allclose(betas, [0.05, 0.05 * 0.98, 0.05 * 0.98 * second], rtol=1e-5)
-    np.testing.assert_allclose(
-        [m["reference_kl_coefficient"].value() for m in metrics], betas[:2], rtol=1e-6
-    )
+    assert_allclose(betas, [0.05, 0.05 * 0.98, 0.05 * 0.98 * second], rtol=1e-5)
+    assert_allclose([m["reference_kl_coefficient"].value() for m in metrics], betas[:2], rtol=1e-6)
 
 
 def test_user_surrogate_replaces_the_clipped_one():
@@ -213,7 +212,7 @@ def test_user_surrogate_replaces_the_clipped_one():
             ppo.make(config, TABLE, surrogate=surrogates.clipped(0.2, 0.2)),
         )
     )
-    jax.tree.map(np.testing.assert_array_equal, clipped, same)
+    jax.tree.map(assert_array_equal, clipped, same)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), clipped, plain)
     assert max(jax.tree.leaves(difference)) > 1e-4
     with pytest.raises(
@@ -242,8 +241,7 @@ def test_nothing_sampled_leaves_the_coefficient_alone():
     settings = reference.ReferenceSettings(enabled=True, adapt=True)
     learner = reference.with_reference_kl(ppo.make(PLAIN, TABLE), TABLE, settings)
     state, batch = learner.sample(learner.init(jax.random.key(0)))
-    nothing = batch._replace(mask=jnp.zeros_like(batch.mask))
-    after, _ = jax.jit(learner.update)(state, nothing)
+    after, _ = jax.jit(learner.update)(state, batch._replace(mask=jnp.zeros_like(batch.mask)))
     assert float(after.collector.replicated[reference.COEFFICIENT]) == pytest.approx(0.05)
 
 

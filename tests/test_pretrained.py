@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tables import cases
+from numpy.testing import assert_allclose, assert_array_equal
+from tables import cases, slow
 
 from jaxrl_po import language, types
 from jaxrl_po.algorithms import grpo
@@ -52,7 +53,7 @@ def last_logits(model, params):
 def test_logits_are_those_of_transformers(loaded, name):
     model = loaded(name)
     found = last_logits(model.model, model.params)
-    np.testing.assert_allclose(found, GOLDEN[name]["logits"], atol=1e-4)
+    assert_allclose(found, GOLDEN[name]["logits"], atol=1e-4)
 
 
 def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):
@@ -75,15 +76,12 @@ def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):
 @EVERY_FAMILY
 def test_greedy_tokens_are_those_of_transformers(loaded, name):
     found = generated(loaded(name), *tokens_and_pad(), greedy=True)
-    np.testing.assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
+    assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
 
 
 @cases(
     "name",
-    *[
-        name if name in ("llama", "gemma3") else pytest.param(name, marks=pytest.mark.slow)
-        for name in families.CONFIGS
-    ],
+    *[name if name in ("llama", "gemma3") else slow(name) for name in families.CONFIGS],
 )
 def test_sampled_log_probs_equal_a_full_pass(loaded, name):
     """The test is in double precision: sums of float32 numbers near 8 in another order differ by
@@ -101,7 +99,7 @@ def test_sampled_log_probs_equal_a_full_pass(loaded, name):
         kept = jnp.arange(10)[None] < found.length[:, None]
         again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
     assert found.log_prob.dtype == jnp.float64
-    np.testing.assert_allclose(found.log_prob, again, rtol=0, atol=1e-12)
+    assert_allclose(found.log_prob, again, rtol=0, atol=1e-12)
 
 
 @cases(
@@ -157,11 +155,11 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
     pretrained.save(tmp_path / "again", *first)
     again = pretrained.load(tmp_path / "again")
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-7),
+        lambda a, b: assert_allclose(a, b, rtol=1e-6, atol=2e-7),
         first.params,
         again.params,
     )
-    np.testing.assert_allclose(last_logits(*again[:2]), last_logits(*first[:2]), atol=1e-5)
+    assert_allclose(last_logits(*again[:2]), last_logits(*first[:2]), atol=1e-5)
     assert again.chat_template == first.chat_template
     assert again.tokenizer.ends == (1, 2)
     assert again.tokenizer.pad == 2
@@ -246,10 +244,9 @@ def test_pad_is_never_the_eos_of_a_demonstration(tmp_path, settings, ends, pad):
     assert (tokenizer.pad, tokenizer.eos) == (pad, ends[0])
     row = language.tasks.Example("w4", "w5 w6")
     task = language.tasks.table("one", tokenizer, [row], [row._replace(prompt="w7 w8")])
-    answer = task.demonstrate(jnp.int32(0))
-    whole = jnp.append(answer, jnp.full(2, pad))
+    whole = jnp.append(task.demonstrate(jnp.int32(0)), jnp.full(2, pad))
     assert float(task.score(jnp.int32(0), whole)) == 1.0
-    np.testing.assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
+    assert_allclose(task.credit(jnp.int32(0), whole), [1 / 3] * 3 + [0, 0])
 
 
 def test_any_end_is_accepted_and_the_templates_taught(tmp_path):
@@ -272,7 +269,7 @@ def test_any_end_is_accepted_and_the_templates_taught(tmp_path):
     ):
         given = jnp.array(completion)
         assert float(task.score(jnp.int32(0), given)) == score
-        np.testing.assert_allclose(task.credit(jnp.int32(0), given), np.array(credit) / 3)
+        assert_allclose(task.credit(jnp.int32(0), given), np.array(credit) / 3)
 
 
 def test_a_chat_is_shown_whole(loaded):
@@ -295,7 +292,7 @@ def test_own_model_is_written_as_a_llama(loaded, tmp_path):
     params = jax.jit(model.init)(jax.random.key(0), *tokens_and_pad())
     pretrained.save(tmp_path / "ours", model, params, loaded("llama").tokenizer)
     again = pretrained.load(tmp_path / "ours")
-    np.testing.assert_allclose(last_logits(*again[:2]), last_logits(model, params), atol=1e-6)
+    assert_allclose(last_logits(*again[:2]), last_logits(model, params), atol=1e-6)
     assert again.chat_template is None
 
 
@@ -341,7 +338,7 @@ def test_each_parameter_is_placed_once_in_requested_type(tmp_path):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
     found = last_logits(half.model, half.params)
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, GOLDEN["qwen3"]["logits"], atol=0.5)
+    assert_allclose(found, GOLDEN["qwen3"]["logits"], atol=0.5)
 
 
 def test_one_file_comes_before_an_index(tmp_path):
@@ -350,9 +347,7 @@ def test_one_file_comes_before_an_index(tmp_path):
     stale = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(stale))
     found = pretrained.load(folder)
-    np.testing.assert_allclose(
-        last_logits(found.model, found.params), GOLDEN["llama"]["logits"], atol=1e-4
-    )
+    assert_allclose(last_logits(found.model, found.params), GOLDEN["llama"]["logits"], atol=1e-4)
 
 
 def test_templates_are_sandboxed_and_their_errors_named(loaded):
@@ -403,7 +398,7 @@ def test_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
     params = state.params.policy
     pretrained.save(tmp_path / "trained", model.model, params, model.tokenizer)
     again = pretrained.load(tmp_path / "trained")
-    np.testing.assert_array_equal(last_logits(*again[:2]), last_logits(model.model, params))
+    assert_array_equal(last_logits(*again[:2]), last_logits(model.model, params))
 
 
 def test_missing_libraries_are_named(tmp_path, monkeypatch):

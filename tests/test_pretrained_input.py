@@ -84,8 +84,7 @@ def test_arguments_reach_the_template(place, tmp_path):
     base = models.read_base(str(place / "model"), config.model)
     task = models.make_task(config, base)
     prompt = task.sample(jax.random.key(0), False)
-    kept = prompt.tokens[int(prompt.pad) :].tolist()
-    assert 9 in kept
+    assert 9 in prompt.tokens[int(prompt.pad) :].tolist()
     assert 9 not in base.text.encode(row_of(CHAT[0]))
     assert task.columns(np.zeros(1, int))["answer"][0].isdigit()
 
@@ -195,8 +194,7 @@ def test_tokenizer_adds_tokens_to_text_not_to_chat(place):
     # A loaded policy reads its prompt as in training, and BOS is not written twice.
     assert policies._encode(base.text.tokenizer, "w8") == [3, 8]
     assert policies._encode(base.text.tokenizer, "<bos> w8") == [3, 8]
-    chat = row_of({"messages": [{"role": "user", "content": "w8"}]})
-    assert 3 not in base.text.encode(chat)
+    assert 3 not in base.text.encode(row_of({"messages": [{"role": "user", "content": "w8"}]}))
 
 
 def spoilt(place, tmp_path, spoil, name="qwen2"):

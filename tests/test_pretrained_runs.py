@@ -13,7 +13,7 @@ import shapes
 import tiny
 from folders import ADAPTED, BONUS, ROWS, arguments
 from scripts import everything
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po import run
 from jaxrl_po.cli import evaluate, export, launch, report
@@ -75,8 +75,7 @@ def test_run_trains_adapters_over_the_folder_alone(place, adapted):
     assert rows[0]["expected"] == "w7"
     loaded = pretrained.load(place / "model")
     config = json.loads((adapted / "config.json").read_text())
-    stored = config["resolved"]["base"]
-    assert stored == models.digest_base(
+    assert config["resolved"]["base"] == models.digest_base(
         loaded.params, models.read_base(str(place / "model"), models.Computation())
     )
     assert config["init_from"] == str(place / "model")
@@ -142,9 +141,7 @@ def test_adapters_over_merged_adapters_are_evaluated(place, adapted, tmp_path, b
     assert "greedy_accuracy" in json.loads((tmp_path / "e.json").read_text())
 
 
-@cases(
-    "algorithm", "trpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dapo"))
-)
+@cases("algorithm", "trpo", *(slow(name) for name in ("ppo", "dapo")))
 def test_every_kind_of_method_trains_adapters(place, tmp_path, algorithm):
     grouped = registry.METHODS[algorithm].compares_groups
     flags = [flag for flag in arguments(place, tmp_path / "run") if "algorithm" not in flag]
@@ -247,8 +244,7 @@ def test_adapters_are_merged_in_float32(place, tmp_path, begun, capsys):
 
 def job_of(flags):
     config = settings_lib.parse_settings(script, flags).config
-    one = Placement(config.run.seeds, 1, 1)
-    return script.build(config, one)
+    return script.build(config, Placement(config.run.seeds, 1, 1))
 
 
 def bytes_of(tree):
@@ -328,8 +324,7 @@ def test_chain_of_runs_is_loaded_and_exported(place, tmp_path):
     assert launch.language(last) == 0
     read_back = settings_lib.parse_settings(script, last).config.initial
     assert read_back == (str(place / "model"), True)
-    loaded = run.load(adapted, checkpoint="latest")
-    assert len(loaded.generate(["w8 w9"])) == 1
+    assert len(run.load(adapted, checkpoint="latest").generate(["w8 w9"])) == 1
     policies = names_of(adapted)
     assert all("['lora']" in name for name in policies if name.startswith(".params"))
     merged, before = (

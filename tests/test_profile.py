@@ -74,8 +74,7 @@ def test_transformer_account_has_all_its_products():
     )
     row = language.account(options, language.Adapters())
     for name in ("sampling", "training"):
-        parts = [key for key in row if key.startswith(f"{name}: products")]
-        assert len(parts) == 3
+        assert len([key for key in row if key.startswith(f"{name}: products")]) == 3
         assert 0 < row[f"{name}_products_at_peak_ms"] <= row[f"{name}_ms"]
 
 

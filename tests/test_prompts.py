@@ -161,8 +161,7 @@ def test_other_bad_input(tmp_path):
 
 
 def test_an_answer_may_be_null_where_functions_reward(tmp_path):
-    rows = [*ROWS[:3], {**ROWS[3], "answer": None}]
-    path = write(tmp_path / "rows.jsonl", rows)
+    path = write(tmp_path / "rows.jsonl", [*ROWS[:3], {**ROWS[3], "answer": None}])
     with pytest.raises(ConfigError, match=r"line 4: answer must be text .* got None"):
         prompts.read_jsonl(path)
     read = prompts.read_jsonl(path, answers=False)

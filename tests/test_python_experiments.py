@@ -86,6 +86,5 @@ def test_experiment_keywords_are_flags_of_its_command():
             given = word | {field.name: default}
             if field.name in ("resume", "out"):  # without a folder the call raises an error
                 continue
-            settings = run.Experiment(**given).settings
-            assert settings[field.name] == default
+            assert run.Experiment(**given).settings[field.name] == default
             assert run.Experiment(**given).script == name

@@ -12,8 +12,7 @@ reasoning = pytest.importorskip("jaxrl_po.run.data.reasoning", exc_type=ImportEr
 def test_items_are_rows_and_are_scored_again():
     items = reasoning.items("chain_sum", seed=1, size=60, options={"max_digits": 1, "max_terms": 2})
     train, test = prompts.hash_split([prompts.Row(item, "") for item in items], 0.25)
-    task = prompts.make_task_from_rows("chain_sum", train, test)
-    columns = task.columns(range(len(items)))
+    columns = prompts.make_task_from_rows("chain_sum", train, test).columns(range(len(items)))
     rows = [row.columns for row in (*train, *test)]
     texts = [row["prompt"] for row in rows]
     worker = Worker("jaxrl_po.run.data.reasoning:score_answer", 60.0)

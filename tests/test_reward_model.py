@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po import language, losses
@@ -75,8 +76,8 @@ def test_loss_by_hand():
     value, gradient = jax.value_and_grad(losses.bradley_terry, argnums=(0, 1))(
         jnp.float32(2.0), jnp.float32(0.5)
     )
-    np.testing.assert_allclose(value, 0.2014133, rtol=1e-5)
-    np.testing.assert_allclose(gradient, [-0.1824255, 0.1824255], rtol=1e-5)
+    assert_allclose(value, 0.2014133, rtol=1e-5)
+    assert_allclose(gradient, [-0.1824255, 0.1824255], rtol=1e-5)
     assert np.isfinite(losses.bradley_terry(jnp.float32(-1e4), jnp.float32(1e4)))
 
 
@@ -101,8 +102,7 @@ def rights(pairs):
     """Returns whether each completion is right, `[N, 2]`, by parsing the completion."""
 
     def right(tokens):
-        text = TASK.tokenizer.decode(tokens.tolist(), pad=" ").strip()
-        prompt, answer = text.split("=", 1)
+        prompt, answer = TASK.tokenizer.decode(tokens.tolist(), pad=" ").strip().split("=", 1)
         a, b = prompt.split("+")
         return TASK.tokenizer.eos in tokens and answer == str(int(a) + int(b))[::-1]
 
@@ -114,11 +114,11 @@ def rights(pairs):
 def test_verifier_prefers_right_answers_with_given_error_rate():
     clean, noisy = (rights(pairs(flip)) for flip in (0.0, 0.25))
     differ = np.asarray(pairs(0.0).differ)
-    np.testing.assert_array_equal(differ, clean[:, 0] != clean[:, 1])
+    assert_array_equal(differ, clean[:, 0] != clean[:, 1])
     # The other completion is a demonstration, and the policy guesses.
     assert 0.3 < differ.mean() < 0.7
     assert clean[differ, 0].all()
-    np.testing.assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
+    assert_allclose(noisy[np.asarray(pairs(0.25).differ), 1].mean(), 0.25, atol=0.08)
 
 
 def test_pairs_use_training_prompts_at_the_temperature():
@@ -170,7 +170,7 @@ def test_a_fit_reads_training_pairs_that_differ(monkeypatch):
     judge, output = run(jax.random.key(0))
     assert asked[0] == (8, {"demonstrations": 0.375, "max_new_tokens": BUDGET, "temperature": 0.5})
     assert float(judge.accuracy) == 0.0
-    np.testing.assert_allclose([judge.mean, judge.std], [output.mean(), output.std()], rtol=1e-4)
+    assert_allclose([judge.mean, judge.std], [output.mean(), output.std()], rtol=1e-4)
 
 
 def test_ties_do_not_move_a_fit(monkeypatch):
@@ -209,8 +209,8 @@ def test_masks_of_pairs_end_with_eos():
         (tokens == TASK.tokenizer.eos).argmax(-1) + 1,
         BUDGET,
     )
-    np.testing.assert_array_equal(mask.sum(-1), first)
-    np.testing.assert_array_equal(mask, np.arange(BUDGET) < first[..., None])
+    assert_array_equal(mask.sum(-1), first)
+    assert_array_equal(mask, np.arange(BUDGET) < first[..., None])
 
 
 def test_model_learns_verifier_order_and_is_normalised():
@@ -218,7 +218,7 @@ def test_model_learns_verifier_order_and_is_normalised():
     assert float(judge.accuracy) > 0.9
     output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(judge.params)
     output = (np.asarray(output) - judge.mean) / judge.std
-    np.testing.assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
+    assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
 
 
 def test_reward_is_on_the_last_token_only():
@@ -235,16 +235,14 @@ def test_reward_is_on_the_last_token_only():
         output, _ = apply(judge.params, prefix, batch.inputs.pad[row : row + 1] + cut)
         want = np.zeros(BUDGET)
         want[length[row] - 1] = (output[0, -1, 0] - judge.mean) / judge.std
-        np.testing.assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5
-    )
+        assert_allclose(batch.reward[row], want, rtol=1e-4, atol=1e-5)
+    assert_allclose(batch.metrics["reward_model"].value(), batch.reward.sum(1).mean(), rtol=1e-5)
 
 
 def test_score_stays_that_of_the_verifier():
     _, batch, verified = collected()
-    np.testing.assert_array_equal(batch.score, verified.score)
-    np.testing.assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
+    assert_array_equal(batch.score, verified.score)
+    assert_array_equal(batch.inputs.tokens, verified.inputs.tokens)
     chex.assert_trees_all_equal(batch.metrics["accuracy"], verified.metrics["accuracy"])
 
 
@@ -260,11 +258,9 @@ def test_padding_cannot_change_the_reward():
     assert behind.any()
     assert before.any()
     garbage = np.where(behind | before, 7, tokens)
-    np.testing.assert_allclose(
-        rate(Sequences(garbage, pad), batch.mask), want, rtol=1e-5, atol=1e-6
-    )
+    assert_allclose(rate(Sequences(garbage, pad), batch.mask), want, rtol=1e-5, atol=1e-6)
     shifted = Sequences(np.pad(tokens, ((0, 0), (3, 0))), pad + 3)
-    np.testing.assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
+    assert_allclose(rate(shifted, batch.mask), want, rtol=1e-4, atol=1e-5)
 
 
 def test_group_methods_train_on_model_without_changing_it():

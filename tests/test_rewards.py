@@ -33,8 +33,7 @@ def test_matches_the_three_cases_of_the_paper():
 
 def test_float32_from_integer_lengths_and_any_shape():
     """An integer buffer would round −0.5 to 0."""
-    length = jnp.array([[4, 5], [6, 7]], jnp.int32)
-    shaped = soft_overlong(length, max_length=6, cache=2)
+    shaped = soft_overlong(jnp.array([[4, 5], [6, 7]], jnp.int32), max_length=6, cache=2)
     assert shaped.dtype == jnp.float32
     assert shaped.tolist() == [[0.0, -0.5], [-1.0, -1.0]]
 

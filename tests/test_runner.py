@@ -109,8 +109,7 @@ def test_lines_after_the_checkpoint_are_written_again(tmp_path, whole):
 
 def test_a_larger_total_extends_the_run(tmp_path, whole):
     run(tmp_path, iterations=12)
-    outcome = run(tmp_path, resume=True)
-    assert bits(outcome.state) == bits(whole[1].state)
+    assert bits(run(tmp_path, resume=True).state) == bits(whole[1].state)
     rows = {row["iteration"]: row for row in lines(tmp_path)}
     assert list(rows) == [0, 5, 10, 12, 15, 20, 23]  # the former last iteration keeps its line
     assert rows[20] == lines(whole[0])[4]

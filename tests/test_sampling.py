@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 from tables import cases
 
 from jaxrl_po.language import Transformer, unembedding
@@ -81,7 +82,7 @@ def test_golden_end_of_completions():
     assert completions.ended.tolist() == [True, True, True, False]
     # The log-probability is 0: the model is certain before the end, and slots after the end are
     # zeroed.
-    np.testing.assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
+    assert_array_equal(completions.log_prob, np.zeros((4, BUDGET)))
 
 
 def test_generated_pad_is_a_token_not_the_end():
@@ -126,7 +127,7 @@ def test_vmap_keeps_what_has_ended():
     for lane, prompts in enumerate((one, two)):
         alone = run(*prompts, KEYS[:2])
         jax.tree.map(
-            np.testing.assert_array_equal,
+            assert_array_equal,
             jax.tree.map(lambda x, lane=lane: x[lane], together),
             alone,
         )
@@ -177,7 +178,7 @@ def test_shared_prompt_and_cache_equal_whole_passes(temperature, greedy):
             PROMPT[group], PADDING[group], KEYS[group], member, temperature, greedy=greedy
         )
         assert completions.tokens[row].tolist() == want[0]
-        np.testing.assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
+        assert_allclose(completions.log_prob[row], want[1], atol=1e-4)
         assert int(completions.length[row]) == want[2]
         lengths.add(want[2])
     assert greedy or len(lengths) > 1  # some sampled completions end before the budget
@@ -187,17 +188,14 @@ def test_halves_of_prompts_give_completions_of_whole():
     run = functools.partial(sampler(group_size=2), parameters())
     whole = run(PROMPT, PADDING, KEYS)
     halves = [run(PROMPT[half], PADDING[half], KEYS[half]) for half in (slice(0, 2), slice(2, 4))]
-    np.testing.assert_array_equal(whole.tokens, np.concatenate([half.tokens for half in halves]))
-    np.testing.assert_allclose(
-        whole.log_prob, np.concatenate([half.log_prob for half in halves]), atol=1e-5
-    )
+    assert_array_equal(whole.tokens, np.concatenate([half.tokens for half in halves]))
+    assert_allclose(whole.log_prob, np.concatenate([half.log_prob for half in halves]), atol=1e-5)
 
 
 def test_members_keys_and_positions_draw_independently():
     """Tokens are uniform over ten tokens: of 4 · 50 rows, two share one token by chance, but not
     all tokens."""
-    model = Script(np.zeros((VOCABULARY, VOCABULARY)))
-    run = sampler(model, group_size=50, eos=-1)
+    run = sampler(Script(np.zeros((VOCABULARY, VOCABULARY))), group_size=50, eos=-1)
     tokens = run((), *ending(5, 5, 5, 5), KEYS).tokens
     assert len({tuple(row) for row in tokens.tolist()}) > 190
     other = run((), *ending(5, 5, 5, 5), jax.random.split(jax.random.key(6), 4)).tokens
@@ -220,9 +218,7 @@ def test_temperature_is_that_of_the_distribution():
         first = np.asarray(completions.tokens) == 2
         p = odds / (1 + odds)
         assert abs(first.mean() - p) < 5 * (p * (1 - p) / 4000) ** 0.5
-        np.testing.assert_allclose(
-            completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4
-        )
+        assert_allclose(completions.log_prob, np.log(np.where(first, p, 1 - p)), rtol=1e-4)
 
 
 def kept(probabilities, *, top_k=0, top_p=1.0, min_p=0.0):
@@ -256,7 +252,7 @@ def test_truncation_equals_a_plain_reference(top_k, top_p, min_p):
             if np.isfinite(row[token])
         ]
         assert np.flatnonzero(np.isfinite(got)).tolist() == sorted(chosen)
-        np.testing.assert_array_equal(got[chosen], row[chosen].astype(np.float32))
+        assert_array_equal(got[chosen], row[chosen].astype(np.float32))
         assert np.isfinite(got[row.argmax()])
 
 
@@ -337,9 +333,7 @@ def test_samples_sets_and_log_probs_share_one_distribution(options, held, monkey
         chosen, after = kept(policy[before], **filters), tokens[rows, t]
         mu = np.zeros(VOCABULARY)
         mu[chosen] = policy[before, chosen] / policy[before, chosen].sum()
-        np.testing.assert_allclose(
-            completions.log_prob[rows, t], np.log(mu[after]), rtol=1e-5, atol=1e-6
-        )
+        assert_allclose(completions.log_prob[rows, t], np.log(mu[after]), rtol=1e-5, atol=1e-6)
         for found in sets[rows, t]:
             assert sorted(
                 np.flatnonzero(found) if found.dtype == bool else found[found >= 0]
@@ -357,12 +351,12 @@ def test_truncation_keeps_the_meaning_of_the_end():
     assert not np.array_equal(full.tokens, cut.tokens)
     tokens, length, ended = np.asarray(cut.tokens), np.asarray(cut.length), np.asarray(cut.ended)
     at = np.arange(BUDGET)
-    np.testing.assert_array_equal(ended, (tokens == EOS).any(1))
-    np.testing.assert_array_equal(length, np.where(ended, (tokens == EOS).argmax(1) + 1, BUDGET))
+    assert_array_equal(ended, (tokens == EOS).any(1))
+    assert_array_equal(length, np.where(ended, (tokens == EOS).argmax(1) + 1, BUDGET))
     assert 0 < ended.sum() < len(ended)
     after = at[None, :] >= length[:, None]
     assert (tokens[after] == PAD).all()
-    np.testing.assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
+    assert_array_equal(np.asarray(cut.log_prob)[after], 0.0)
     assert (np.asarray(cut.log_prob)[~after] <= 0.0).all()
     assert cut.kept is None  # by default the sets of tokens are not returned
 
@@ -371,8 +365,8 @@ def test_the_most_likely_alone_is_greedy_and_certain():
     greedy = sampler(greedy=True)(parameters(), PROMPT, PADDING, KEYS)
     alone = sampler(top_k=1)(parameters(), PROMPT, PADDING, KEYS)
     for name in ("tokens", "length", "ended"):
-        np.testing.assert_array_equal(getattr(alone, name), getattr(greedy, name))
-    np.testing.assert_array_equal(alone.log_prob, 0.0)
+        assert_array_equal(getattr(alone, name), getattr(greedy, name))
+    assert_array_equal(alone.log_prob, 0.0)
     assert (greedy.log_prob < 0.0).any()
 
 

@@ -376,8 +376,7 @@ def test_functions_names_and_objects_may_be_listed():
     options = types.SimpleNamespace(task="file", reward=named["reward"])
     found = rewarding.functions(options)
     assert found[0].value is long
-    finder = registry.REWARDS["last_number"].function
-    assert found[1:] == [finder, f"{HERE}:digits"]
+    assert found[1:] == [registry.REWARDS["last_number"].function, f"{HERE}:digits"]
     assert rewarding.finds_answers(options)
     with pytest.raises(ConfigError, match=r"^reward: regex:PATTERN must stand alone"):
         with_names({"reward": ["regex:(a)", "math"]})

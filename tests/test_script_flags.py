@@ -252,8 +252,7 @@ def test_help_of_language_shows_defaults_and_presets(capsys):
 def test_settings_tuned_for_trajectories_are_not_for_groups():
     def tuned(**changes):
         given = [f"--{name}={value}" for name, value in changes.items()]
-        options = flags.parse_records(given, {"": control.ControlOptions})[""]
-        return control.tuned(options)
+        return control.tuned(flags.parse_records(given, {"": control.ControlOptions})[""])
 
     assert tuned(algorithm="a2c") == tuned(algorithm="a2c", sampling="trajectories") != {}
     assert tuned(algorithm="a2c", sampling="groups") == {}

@@ -37,8 +37,7 @@ def make_learner():
     )
     # At the reference the gradient of the KL penalty is pure rounding, which Adam scales to full
     # steps.
-    config = grpo.Config(num_minibatches=2, use_reference=False)
-    return grpo.make(as_arrays(config), problem)
+    return grpo.make(as_arrays(grpo.Config(num_minibatches=2, use_reference=False)), problem)
 
 
 def make_programs(learner):

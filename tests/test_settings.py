@@ -84,8 +84,7 @@ def test_arguments_and_environment_are_read_once(tmp_path, monkeypatch, written_
 
 def test_flags_keep_the_order_of_arguments():
     argv = ["--config.gamma=0.5", "--noresume", "--env", "Acrobot-v1", "--zzz=1", "--seeds=2"]
-    found = flags.tokenize(argv, {"": control.OPTIONS})
-    assert list(found.items()) == [
+    assert list(flags.tokenize(argv, {"": control.OPTIONS}).items()) == [
         *(("config.gamma", "0.5"), ("resume", "false")),
         *(("env", "Acrobot-v1"), ("zzz", "1"), ("seeds", "2")),
     ]

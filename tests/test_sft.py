@@ -112,8 +112,7 @@ def read_task(tmp_path, rows, *flags):
     given = arguments(tmp_path, tmp_path / "run", train, *flags, "--algorithm=sft")
     gone = ("--problem.", "--eval_samples", "--config.num_ep", "--init_from")
     given = [flag for flag in given if not flag.startswith(gone)]
-    config = settings.parse_settings(script, given).config
-    return models.make_task(config, None), given
+    return models.make_task(settings.parse_settings(script, given).config, None), given
 
 
 def test_a_text_is_demonstrated_after_an_end(tmp_path):

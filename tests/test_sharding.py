@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import norm
 
 from jaxrl_po import language, optimizers
@@ -106,7 +107,7 @@ def held(leaf):
 def test_numbers_are_those_of_one_device(algorithm, placement):
     one, alone = run(algorithm, placement), run(algorithm, ALONE)
     jax.tree.map(
-        lambda a, b: np.testing.assert_array_equal(a[0], b[0]),
+        lambda a, b: assert_array_equal(a[0], b[0]),
         one.before.params,
         alone.before.params,
     )
@@ -164,10 +165,8 @@ def test_a_checkpoint_fits_any_mesh(tmp_path):
             one = run("grpo", placement)
             _, loaded = store.load(one.before)
             assert held(loaded.params.policy["params"]["blocks"]["mlp"]["up"]["kernel"]) == share
-            jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
-            jax.tree.map(
-                np.testing.assert_array_equal, one.step(loaded)[0].params, one.after.params
-            )
+            jax.tree.map(assert_array_equal, loaded.params, saved.params)
+            jax.tree.map(assert_array_equal, one.step(loaded)[0].params, one.after.params)
 
 
 def test_rows_are_cut_through_sampling_and_training():
@@ -215,7 +214,7 @@ def test_logits_are_computed_where_their_rows_are():
         program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
         found.append(hlo_counts.Program(program.as_text()).counts().collectives)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5),
             program(*placed),
             want,
         )

@@ -190,8 +190,7 @@ def test_partial_groups_are_read_whole(config):
 
 def test_omitted_members_make_groups_partial():
     """Two of four members are trained: the rows of two prompts must not be taken for one group."""
-    deep = DEEP.clone(mlp_width=24)
-    problem = language.make_problem(TASK, deep, num_prompts=2, group_size=4)
+    problem = language.make_problem(TASK, DEEP.clone(mlp_width=24), num_prompts=2, group_size=4)
     learner = grpo.make(grpo.Config(extra_samples=2, use_reference=False), problem)
     assert read_positions(learner) == 4 * (TASK.prompt_length + TASK.answer_length - 1)
 

@@ -47,8 +47,7 @@ def collected(problem):
 
 
 def test_a_dictionary_is_read_by_its_meaning():
-    spaces = control.adapt(Structured()).spaces
-    seen = spaces.observation
+    seen = control.adapt(Structured()).spaces.observation
     assert isinstance(seen, control.Observation)
     assert sorted(seen.policy) == ["image", "vector"]
     assert sorted(seen.critic) == ["image", "privileged_state", "vector"]
@@ -111,8 +110,7 @@ def test_every_method_keeps_to_the_legal_actions(module):
 
 
 def test_statistics_cover_numbers_and_frames_not_maps_masks():
-    problem = problem_of(Structured(), normalize_observations=True)
-    _, collector, batch = collected(problem)
+    _, collector, batch = collected(problem_of(Structured(), normalize_observations=True))
     policy, critic = collector.replicated["observation_statistics"]
     assert policy["image"] == ()
     assert critic["privileged_state"].mean[1] == pytest.approx(10.0 * 12 / 16, rel=0.2)
@@ -348,8 +346,7 @@ def test_reset_must_return_what_the_spaces_say():
 )
 def test_bytes_are_images_by_bounds_and_axes(low, high, shape, scaled):
     box = gymnasium.spaces.Box(low, high, shape, np.uint8)
-    two = gymnasium.spaces.Discrete(2)
-    spaces = read_spaces("bytes", box, two)
+    spaces = read_spaces("bytes", box, gymnasium.spaces.Discrete(2))
     kept = np.uint8 if scaled else np.float32
     assert spaces.observation.dtype == vector_envs._dtype(box) == kept
     ones = spaces.observe(np.ones(shape, np.uint8))

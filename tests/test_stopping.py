@@ -210,8 +210,7 @@ def test_a_folder_gives_its_strings_and_keeps_them(tmp_path, strings):
     again.mkdir()
     write_tokenizer(again, tokenizer, template)
     for each in (tokenizer, read_tokenizer(read_folder(again), 97)[0]):
-        rows = np.array([[4, 5, 6, 4], [5, 4, 6, 4], [5, 4, 9, 2]])
-        lengths = first_end(ends_of(each), rows)
+        lengths = first_end(ends_of(each), np.array([[4, 5, 6, 4], [5, 4, 6, 4], [5, 4, 9, 2]]))
         assert lengths.tolist() == ([3, 5, 3] if isinstance(strings, list) else [3, 5, 4])
     (folder / "generation_config.json").write_text(json.dumps({"stop_strings": [""]}))
     with pytest.raises(

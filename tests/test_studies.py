@@ -122,8 +122,7 @@ def test_no_setting_is_cut_as_a_tail():
     """Four settings have different levels: trimming pooled runs would remove the lowest setting."""
     levels = (0.1, 0.4, 0.6, 0.9)
     y = [level + np.linspace(-0.01, 0.01, 16) for level in levels]
-    x = [y[0] + 0.2, *y[1:]]
-    whole, low, high, _ = claims.difference(x, y, 0.0)
+    whole, low, high, _ = claims.difference([y[0] + 0.2, *y[1:]], y, 0.0)
     np.testing.assert_allclose(whole, 0.05, atol=1e-12)
     assert 0.04 < low < high < 0.06
 
@@ -269,8 +268,7 @@ def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     assert table in printed
     assert "small > 0.5" in table
     assert (out / "verdict.png").read_bytes().startswith(b"\x89PNG")
-    said = json.loads((out / "config.json").read_text())
-    assert said["statement"] == "GRPO exceeds itself"
+    assert json.loads((out / "config.json").read_text())["statement"] == "GRPO exceeds itself"
     (place,) = (out / "arms" / "1.1").glob("reported *")
     curves = trial.curves_of(place)
     assert np.shape(curves["greedy_accuracy"]) == (3, 2)
@@ -380,8 +378,7 @@ def test_every_claim_can_be_tested(name):
     assert len(claim.settings) >= 4
     assert all(len(arm.values) >= 4 for arm in claim.arms.values())
     for arm in claim.arms.values():
-        algorithm = {**claim.flags, **arm.flags}["algorithm"]
-        assert algorithm in registry.METHODS
+        assert {**claim.flags, **arm.flags}["algorithm"] in registry.METHODS
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 8, 16])

@@ -112,8 +112,7 @@ def test_seeds_and_devices_share_one_copy():
 
 def test_a_function_that_somebody_replaced_stays():
     task = sums(10)._replace(score=lambda row, tokens: jnp.float32(0.25))
-    data = jax.tree.map(jnp.asarray, sums(10, lambda i: 9).data)
-    bound = reading(task, {DATA: data})
+    bound = reading(task, {DATA: jax.tree.map(jnp.asarray, sums(10, lambda i: 9).data)})
     assert float(bound.score(0, None)) == 0.25
     assert TOKENIZER.decode(bound.demonstrate(3).tolist()) == "9"
     assert reading(constant(task), None) == constant(task)
@@ -147,8 +146,7 @@ def test_rows_of_the_test_set_select_no_checkpoint(tmp_path):
             *(f"--reward={HERE}:digits", "--problem.max_new_tokens=2", *tiny.MODEL),
             *("--warm_start.steps=0", "--problem.num_prompts=2", "--problem.group_size=2"),
         ]
-        config = settings.parse_settings(script, flags).config
-        built = script.build(config, Placement(1, 1, 1))
+        built = script.build(settings.parse_settings(script, flags).config, Placement(1, 1, 1))
         own, shown, later = asked(built)
         assert own + later == list(range(own[0], last))
         assert (len(later), own[:2]) == (count, shown)
@@ -178,8 +176,7 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2"),
     ]
     config = settings.parse_settings(script, flags).config
-    one = Placement(2, 1, 1)
-    job = script.build(config, one)
+    job = script.build(config, Placement(2, 1, 1))
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(job.given))
     assert held > 80_000
     state = jax.eval_shape(job.learner.init, job.start)

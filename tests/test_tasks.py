@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from task_cases import COUNT, EVERY, cases, drawn, judge, texts, verifier
 
 from jaxrl_po import config, language
@@ -30,12 +31,10 @@ def test_prompts_and_demonstrations_read_back(name):
     assert prompts.tokens.shape == (2 * COUNT, task.prompt_length)
     assert answers.shape == (2 * COUNT, task.answer_length)
     assert prompts.tokens.dtype == answers.dtype == jnp.int32
-    np.testing.assert_array_equal(
-        prompts.tokens == pad, np.arange(task.prompt_length) < prompts.pad[:, None]
-    )
+    assert_array_equal(prompts.tokens == pad, np.arange(task.prompt_length) < prompts.pad[:, None])
     is_eos = answers == eos
-    np.testing.assert_array_equal(is_eos.sum(axis=1), 1)
-    np.testing.assert_array_equal(answers == pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
+    assert_array_equal(is_eos.sum(axis=1), 1)
+    assert_array_equal(answers == pad, np.cumsum(is_eos, axis=1) - is_eos == 1)
     assert is_eos[:, -1].any()  # the longest demonstration needs the complete length
     for prompt, answer in zip(texts(task, prompts.tokens), answers, strict=True):
         assert re.fullmatch(pattern, prompt), prompt
@@ -44,8 +43,8 @@ def test_prompts_and_demonstrations_read_back(name):
         prompts.problem, np.pad(answers, ((0, 0), (0, 3)), constant_values=pad)
     )
     assert (score.dtype, credit.dtype, parses.dtype) == (jnp.float32, jnp.float32, bool)
-    np.testing.assert_array_equal(score, 1.0)
-    np.testing.assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-5)
+    assert_array_equal(score, 1.0)
+    assert_allclose(credit.sum(axis=1), 1.0, rtol=1e-5)
 
 
 @EVERY
@@ -94,7 +93,7 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
             judge(case, *both)
             for both in zip(texts(task, prompts.tokens), completions, strict=True)
         ]
-        np.testing.assert_array_equal(np.stack([parses, score == 1.0], axis=1), judged)
+        assert_array_equal(np.stack([parses, score == 1.0], axis=1), judged)
         assert set(score.tolist()) <= {0.0, 1.0}
         assert (credit >= 0.0).all()
         assert (credit.sum(axis=1) <= 1.0 + 1e-5).all()
@@ -300,7 +299,7 @@ def test_malformed_completions_are_counted_apart():
         judge(case, prompt, row)
         for prompt, row in zip(prompts, np.asarray(batch.action), strict=True)
     ]
-    np.testing.assert_allclose(
+    assert_allclose(
         batch.metrics["malformed"].value(),
         1.0 - np.mean([parses for parses, _ in judged]),
         rtol=1e-6,

@@ -87,8 +87,7 @@ def test_digits_that_merge_are_right_one_by_one(merging):
     assert score(jnp.int32(0), written).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     credit = jax.vmap(task.credit, (None, 0))(jnp.int32(0), written)
     np.testing.assert_allclose(credit.sum(1)[:3], 1.0, rtol=1e-6)
-    right = task.demonstrate(jnp.int32(1))
-    assert float(task.score(jnp.int32(1), right)) == 1.0
+    assert float(task.score(jnp.int32(1), task.demonstrate(jnp.int32(1)))) == 1.0
 
 
 def test_a_tokenizer_of_ours_compares_tokens():
@@ -100,8 +99,7 @@ def test_credit_of_the_usual_tokens_is_by_token(merging):
     """The credit is by token even if the shares of bytes sum to a little more than 1."""
     answer = "12" * 13
     task = table("t", merging, [Example("?", answer)], [Example("1?", "2")])
-    written = task.demonstrate(jnp.int32(0))
-    credit = np.asarray(task.credit(jnp.int32(0), written))
+    credit = np.asarray(task.credit(jnp.int32(0), task.demonstrate(jnp.int32(0))))
     np.testing.assert_array_equal(credit[:14], np.float32(1 / 14))
 
 

@@ -195,8 +195,7 @@ def test_run_resumes_with_a_learner_made_again(stopped, tmp_path):
 
 @pytest.mark.usefixtures("trace_only")
 def test_learner_resumes_under_other_versions_with_a_line(stopped, tmp_path, capsys):
-    out = with_older_jax(stopped, tmp_path / "run")
-    train(3, out=out, resume=True, log_every=2)
+    train(3, out=with_older_jax(stopped, tmp_path / "run"), resume=True, log_every=2)
     assert f"may differ: jax: 0.0.1 → {jax.__version__}\n" in capsys.readouterr().out
 
 
@@ -270,9 +269,8 @@ def test_loaded_control_policy_acts_as_evaluated(tmp_path, finished):
     total = 0.0
     for i in range(500):
         action = policy.act(observation)
-        key = jax.random.key(i)
         observation, state, reward, terminated, truncated, _ = step(
-            key, state, action, ENV.default_params
+            jax.random.key(i), state, action, ENV.default_params
         )
         total += float(reward)
         if terminated or truncated:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxrl_po.language import Transformer
 from jaxrl_po.language.rope import Rope, frequencies, rotate, turns
@@ -66,7 +67,7 @@ def test_no_gradient_from_the_future_nor_from_padding(kv_heads):
     reads = np.abs(jacobian).sum(axis=2)[:, np.asarray(tokens[0])] > 0
     n, m = np.meshgrid(np.arange(LENGTH), np.arange(LENGTH), indexing="ij")
     real = n >= 2  # padded positions are never used
-    np.testing.assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
+    assert_array_equal(reads[real], ((m <= n) & (m >= 2))[real])
 
 
 @SWITCHES
@@ -87,9 +88,7 @@ def test_cached_steps_equal_one_pass(switches):
         logits, cache = step(tokens[:, column : column + 1], cache, column)
         pieces.append(logits)
     real = np.arange(LENGTH)[None, :] >= np.asarray(PAD)[:, None]
-    np.testing.assert_allclose(
-        np.concatenate(pieces, axis=1)[real], whole[real], rtol=1e-4, atol=1e-5
-    )
+    assert_allclose(np.concatenate(pieces, axis=1)[real], whole[real], rtol=1e-4, atol=1e-5)
 
 
 def test_cache_keeps_key_value_heads_only():
@@ -106,7 +105,7 @@ def test_padding_does_not_matter():
     bare = logits_of(model, params, tokens_of(batch=1, length=4), jnp.array([0]))
     for filler in (0, 5):
         padded = jnp.pad(tokens_of(batch=1, length=4), ((0, 0), (2, 0)), constant_values=filler)
-        np.testing.assert_allclose(
+        assert_allclose(
             logits_of(model, params, padded, jnp.array([2]))[:, 2:], bare, rtol=1e-4, atol=1e-5
         )
 
@@ -151,9 +150,9 @@ def test_the_last_outputs_alone_are_those_of_all(switches, layers):
         lambda params: [gradient(params, last) for last in (2, 0)]
     )(params)
     assert logits.shape == (3, 2, VOCABULARY)
-    np.testing.assert_allclose(logits, all_logits[:, -2:], rtol=1e-5, atol=1e-5)
+    assert_allclose(logits, all_logits[:, -2:], rtol=1e-5, atol=1e-5)
     jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+        functools.partial(assert_allclose, rtol=1e-5, atol=1e-5),
         (alone, cache),
         (whole, whole_cache),
     )
@@ -167,7 +166,7 @@ def test_grouped_queries_share_their_keys():
     for name in ("key", "value"):
         kernel = params["params"]["blocks"]["attention"][name]["kernel"]
         copied["params"]["blocks"]["attention"][name]["kernel"] = jnp.tile(kernel, (1, 4))
-    np.testing.assert_allclose(
+    assert_allclose(
         logits_of(grouped, params, tokens_of()),
         logits_of(full, copied, tokens_of()),
         rtol=1e-4,
@@ -200,10 +199,10 @@ def test_rotation_by_hand():
     """For C = 4, the pair (x0, x2) turns by the position, the pair (x1, x3) by position / 100."""
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
     turned = rotate(jnp.broadcast_to(x, (1, 4, 1, 4)), *turns(4, 4))[0, :, 0]
-    np.testing.assert_allclose(turned[0], x)
+    assert_allclose(turned[0], x)
     c, s, c100, s100 = math.cos(3.0), math.sin(3.0), math.cos(0.03), math.sin(0.03)
     want = [c - 3 * s, 2 * c100 - 4 * s100, s + 3 * c, 2 * s100 + 4 * c100]
-    np.testing.assert_allclose(turned[3], want, rtol=1e-5)
+    assert_allclose(turned[3], want, rtol=1e-5)
 
 
 def test_rotation_depends_on_the_distance_alone():
@@ -248,7 +247,7 @@ def test_remat_keeps_less_and_changes_nothing_else():
     tokens = tokens_of(length=32)
     model, params = build(mlp_width=128)
     again, again_params = build(mlp_width=128, remat=True)
-    jax.tree.map(np.testing.assert_array_equal, params, again_params)
+    jax.tree.map(assert_array_equal, params, again_params)
 
     def loss(model, params):
         return jnp.square(model.apply(params, tokens, PAD)[0]).mean()
@@ -263,14 +262,14 @@ def test_remat_keeps_less_and_changes_nothing_else():
         jax.jit(jax.value_and_grad(functools.partial(loss, each)))(params)
         for each in (model, again)
     )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3, atol=1e-4), got, want)
+    jax.tree.map(functools.partial(assert_allclose, rtol=2e-3, atol=1e-4), got, want)
     assert kept(again) < 0.5 * kept(model)
 
 
 def test_stretched_frequencies_by_hand():
     """A context of 1885 tokens is 300, 30, 3 and .3 wavelengths of the four frequencies."""
     plain = np.array([1.0, 0.1, 0.01, 0.001])
-    np.testing.assert_allclose(frequencies(8), plain)
-    np.testing.assert_allclose(frequencies(8, Rope(factor=8.0)), plain / 8)
+    assert_allclose(frequencies(8), plain)
+    assert_allclose(frequencies(8, Rope(factor=8.0)), plain / 8)
     stretched = frequencies(8, Rope(factor=8.0, context=1885))
-    np.testing.assert_allclose(stretched / plain, [1.0, 1.0, 2 / 3 + 1 / 24, 1 / 8], rtol=1e-4)
+    assert_allclose(stretched / plain, [1.0, 1.0, 2 / 3 + 1 / 24, 1 / 8], rtol=1e-4)

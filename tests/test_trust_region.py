@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from policies import PARAMS, VECTOR, categorical, mean_kl
 from tables import cases
 
@@ -25,12 +26,10 @@ def test_conjugate_gradient_equals_jax_scipy(iterations):
     matrix, b = random_system()
     x, residual = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=iterations)
     expected, _ = jax.scipy.sparse.linalg.cg(lambda v: matrix @ v, b, tol=0.0, maxiter=iterations)
-    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(residual, jnp.linalg.norm(b - matrix @ x), rtol=1e-3, atol=1e-5)
+    assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+    assert_allclose(residual, jnp.linalg.norm(b - matrix @ x), rtol=1e-3, atol=1e-5)
     if iterations == 12:
-        np.testing.assert_allclose(
-            x, np.linalg.solve(np.float64(matrix), np.float64(b)), rtol=1e-3, atol=1e-4
-        )
+        assert_allclose(x, np.linalg.solve(np.float64(matrix), np.float64(b)), rtol=1e-3, atol=1e-4)
 
 
 def test_conjugate_gradient_on_trees():
@@ -43,9 +42,7 @@ def test_conjugate_gradient_on_trees():
 
     tree, _ = trust_region.conjugate_gradient(matvec, split, iterations=5)
     flat, _ = trust_region.conjugate_gradient(lambda v: matrix @ v, b, iterations=5)
-    np.testing.assert_allclose(
-        jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5
-    )
+    assert_allclose(jnp.concatenate([tree["a"].ravel(), tree["b"]]), flat, rtol=1e-4, atol=1e-5)
 
 
 def test_conjugate_gradient_keeps_half_precision():
@@ -53,7 +50,7 @@ def test_conjugate_gradient_keeps_half_precision():
         lambda v: 2.0 * v, jnp.array([1.0, 3.0], jnp.bfloat16), iterations=2
     )
     assert x.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(x.astype(jnp.float32), [0.5, 1.5])
+    assert_array_equal(x.astype(jnp.float32), [0.5, 1.5])
 
 
 def test_conjugate_gradient_stops_at_the_relative_residual():
@@ -87,8 +84,8 @@ def test_conjugate_gradient_never_divides_by_zero(diagonal, b, solution, residua
         lambda b: trust_region.conjugate_gradient(lambda v: diagonal * v, b, iterations=10)
     )
     x, norm = solve(b)
-    np.testing.assert_allclose(x, solution, rtol=1e-6)
-    np.testing.assert_allclose(norm, residual, rtol=1e-6, atol=1e-6)
+    assert_allclose(x, solution, rtol=1e-6)
+    assert_allclose(norm, residual, rtol=1e-6, atol=1e-6)
 
 
 def test_conjugate_gradient_under_vmap_equals_alone():
@@ -105,21 +102,21 @@ def test_conjugate_gradient_under_vmap_equals_alone():
     together, residuals = jax.jit(jax.vmap(solve))(matrices, scales)
     for i in range(3):
         x, residual = jax.jit(solve)(matrices[i], scales[i])
-        np.testing.assert_allclose(together[i], x, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(residuals[i], residual, rtol=1e-2, atol=1e-3)
+        assert_allclose(together[i], x, rtol=1e-3, atol=1e-4)
+        assert_allclose(residuals[i], residual, rtol=1e-2, atol=1e-3)
 
 
 def test_natural_step_has_the_length_that_delta_allows():
     matrix, b = random_system()
     step = trust_region.natural_step(b, lambda v: matrix @ v, max_kl=0.01)
-    np.testing.assert_allclose(0.5 * step @ matrix @ step, 0.01, rtol=1e-5)
-    np.testing.assert_allclose(step / jnp.linalg.norm(step), b / jnp.linalg.norm(b), rtol=1e-5)
+    assert_allclose(0.5 * step @ matrix @ step, 0.01, rtol=1e-5)
+    assert_allclose(step / jnp.linalg.norm(step), b / jnp.linalg.norm(b), rtol=1e-5)
 
 
 def test_natural_step_keeps_half_precision():
     step = trust_region.natural_step({"a": jnp.ones(2, jnp.bfloat16)}, lambda v: v, max_kl=1.0)
     assert step["a"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(step["a"].astype(jnp.float32), [1.0, 1.0])
+    assert_array_equal(step["a"].astype(jnp.float32), [1.0, 1.0])
 
 
 def test_natural_step_moves_the_exact_kl_by_delta():
@@ -145,12 +142,12 @@ def test_natural_step_is_zero_without_curvature(curvature):
     step = trust_region.natural_step(
         {"a": jnp.ones(2)}, lambda v: {"a": curvature * v["a"]}, max_kl=0.01
     )
-    np.testing.assert_array_equal(step["a"], [0.0, 0.0])
+    assert_array_equal(step["a"], [0.0, 0.0])
 
 
 def test_natural_step_of_a_broken_direction_is_zero():
     step = trust_region.natural_step(jnp.array([jnp.nan, 1.0]), lambda v: v, max_kl=0.01)
-    np.testing.assert_array_equal(step, [0.0, 0.0])
+    assert_array_equal(step, [0.0, 0.0])
 
 
 def search(evaluate, start=0.0, step=1.0, **options):
@@ -169,7 +166,7 @@ def test_backtracks_until_the_kl_fits():
     # The steps give 0.8² = 0.64, 0.8⁴ = 0.4096, 0.8⁶ = 0.262: the third candidate has the KL
     # 0.4096.
     x, info = search(lambda x: (x, x**2), max_kl=0.5)
-    np.testing.assert_allclose((x, info.kl, info.gain), (0.64, 0.4096, 0.64), rtol=1e-6)
+    assert_allclose((x, info.kl, info.gain), (0.64, 0.4096, 0.64), rtol=1e-6)
     assert (bool(info.accepted), int(info.steps)) == (True, 2)
 
 
@@ -256,7 +253,7 @@ def test_line_search_on_trees_and_under_vmap():
     scales = [-1.0, 0.05, 0.2]
     together, info = jax.jit(jax.vmap(run))(jnp.array(scales))
     assert info.accepted.tolist() == [False, True, True]
-    np.testing.assert_array_equal(together["w"][0], PARAMS["w"])
+    assert_array_equal(together["w"][0], PARAMS["w"])
     for i, scale in enumerate(scales):
         params, alone = jax.jit(run)(scale)
         chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], together), params, rtol=1e-5)

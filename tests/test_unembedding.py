@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo, ppo_penalty
@@ -61,9 +62,7 @@ def test_values_and_gradients_equal_the_plain_computation(name, at_once):
         )
         for build in (few, plain)
     )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
-    )
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
 
 
 def test_logits_of_any_size_are_scored():
@@ -72,15 +71,15 @@ def test_logits_of_any_size_are_scored():
     expected = plain.log_prob(ACTION), plain.entropy()
     for found, value in zip(log_prob_and_entropy(few, ACTION), expected, strict=True):
         assert jnp.isfinite(value).all()
-        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-5)
+        assert_allclose(found, value, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_are_drawn_and_the_mode_found():
     few = Unembedded(HIDDEN, MATRIX, 4 * VOCABULARY)
-    np.testing.assert_array_equal(few.mode(), Categorical(few.logits).mode())
+    assert_array_equal(few.mode(), Categorical(few.logits).mode())
     many = jax.vmap(few.sample)(jax.random.split(jax.random.key(0), 4000))
     share = jax.nn.one_hot(many, VOCABULARY).mean(axis=0)
-    np.testing.assert_allclose(share, jax.nn.softmax(few.logits), atol=0.05)
+    assert_allclose(share, jax.nn.softmax(few.logits), atol=0.05)
 
 
 def test_fisher_products_are_those_of_the_plain_one():
@@ -93,7 +92,7 @@ def test_fisher_products_are_those_of_the_plain_one():
             lambda hidden: Categorical(hidden @ MATRIX),
         )
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_logits_of_all_rows_are_never_held():
@@ -157,7 +156,7 @@ def test_a_large_vocabulary_trains_like_a_small_one(monkeypatch):
 
     expected, found = stepped(100), stepped(1)
     assert kinds == [Categorical, Unembedded]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+    jax.tree.map(lambda a, b: assert_allclose(a, b, atol=2e-5), found, expected)
 
 
 def test_adapters_over_large_vocabulary_get_same_gradient(monkeypatch):
@@ -180,9 +179,7 @@ def test_adapters_over_large_vocabulary_get_same_gradient(monkeypatch):
     expected, found = gradient(100), gradient(1)
     assert kinds == [Categorical, Unembedded]
     assert max(float(np.abs(x).max()) for x in jax.tree.leaves(found)) > 1e-2
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected
-    )
+    jax.tree.map(lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected)
 
 
 def test_penalty_on_every_token_refuses_large_vocabulary(monkeypatch):

@@ -294,8 +294,7 @@ def test_a_loss_calls_back_once_per_step(options, parts, jitted):
     jax.effects_barrier()
     assert len(seen) == 2 * 4 * parts
     np.testing.assert_allclose(sum(seen), 2 * make_samples()["y"].sum(), rtol=1e-4)
-    silent = run(num_epochs=2, num_minibatches=4, **options)
-    chex.assert_trees_all_equal(whole, silent)
+    chex.assert_trees_all_equal(whole, run(num_epochs=2, num_minibatches=4, **options))
 
 
 def test_scale_multiplies_the_step():

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
@@ -21,9 +22,7 @@ def same(ours, theirs, *, rtol=0.0, atol=0.0):
     """Asserts that two trees have one structure and hold the same numbers without NaN."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(
-            plain(x), plain(y), rtol=rtol, atol=atol, equal_nan=False, strict=True
-        )
+        assert_allclose(plain(x), plain(y), rtol=rtol, atol=atol, equal_nan=False, strict=True)
 
 
 def differ(x, y):

@@ -131,10 +131,9 @@ def products(logits, vector):
 def of_categorical(logits, other):
     policy = Categorical(logits)
     action = jnp.argmin(logits, axis=-1).astype(jnp.int32)
-    key = jax.random.key(0)
     chances = (
         policy.log_prob(policy.mode()),
-        policy.log_prob(policy.sample(key)),
+        policy.log_prob(policy.sample(jax.random.key(0))),
         jnp.maximum(policy.log_prob(action), -1e30),
     )
     return (

@@ -4,6 +4,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
 from jaxrl_po import losses
 from jaxrl_po.run.store import statistics
@@ -144,7 +145,7 @@ def semidefinite(out, _, vector):
     size = np.float64(np.abs(vector).max())
     for product in out:
         assert np.sum(np.float64(product) * vector) >= -1e-4 * size**2
-    np.testing.assert_allclose(out[0], out[1], atol=1e-3 * size + 1e-30)
+    assert_allclose(out[0], out[1], atol=1e-3 * size + 1e-30)
 
 
 def categorical_law(out, logits, *_):
@@ -163,15 +164,13 @@ def gaussian_law(out, *_):
 def running_law(out, first, second, stratum, mask, decay):
     weight, _, variance = out[:9].reshape(3, 3)
     assert np.all(variance >= 0)
-    np.testing.assert_allclose(weight.sum(), (decay + 1) * mask.sum(), rtol=1e-5)
+    assert_allclose(weight.sum(), (decay + 1) * mask.sum(), rtol=1e-5)
     assert not out[9:][~mask].any()
 
 
 def improvement(out, x, y):
     back = statistics.probability_of_improvement(y, x)
-    np.testing.assert_allclose(out + back, 1.0) if np.isfinite(out) else np.testing.assert_equal(
-        back, np.nan
-    )
+    assert_allclose(out + back, 1.0) if np.isfinite(out) else assert_equal(back, np.nan)
 
 
 def inside(out, x):
@@ -201,4 +200,4 @@ def json_knows(out, *_):
 
 
 def absent_without_a_sample(out, _, count):
-    np.testing.assert_array_equal(np.isnan(out), ~count.any(axis=0))
+    assert_array_equal(np.isnan(out), ~count.any(axis=0))

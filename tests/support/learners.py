@@ -117,8 +117,7 @@ def dialogue_problem():
         return language.dialogues.Reply(said, (action % 3).astype(jnp.int32))
 
     def step(key, count, action):
-        reward = (action % 2 == 0).astype(jnp.float32)
-        return action, count + 1, reward, count + 1 >= 3
+        return action, count + 1, (action % 2 == 0).astype(jnp.float32), count + 1 >= 3
 
     dialogue = language.dialogues.game(
         "even tokens",

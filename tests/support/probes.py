@@ -37,8 +37,7 @@ class Probe(environment.Environment):
         return Params()
 
     def reset_env(self, key, params):
-        cue = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
-        state = State(time=0, cue=cue)
+        state = State(time=0, cue=jnp.where(jax.random.bernoulli(key), 1.0, -1.0))
         return self.observation(state), state
 
     def observation(self, state):

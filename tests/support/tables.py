@@ -12,3 +12,8 @@ def cases(names, *rows, **options):
       **options: Further options of `parametrize`.
     """
     return pytest.mark.parametrize(names, rows, **options)
+
+
+def slow(*values):
+    """Returns a row that only `make slow` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
