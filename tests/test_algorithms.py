@@ -360,11 +360,7 @@ def test_resume_equals_uninterrupted(case):
     chex.assert_trees_all_equal(resumed.collector, straight.collector)
 
 
-@cases(
-    "problem",
-    "table",
-    *(slow(name) for name in ("CartPole", "addition")),
-)
+@cases("problem", "table", *(slow(name) for name in ("CartPole", "addition")))
 def test_numbers_vmap_and_do_not_recompile(problem):
     traces = []
 

@@ -74,8 +74,7 @@ def wrong(name, change):
     wrong("reset: tokens of the prompt", lambda d: d._replace(prompt_length=5)),
     wrong("max_turns", lambda d: d._replace(max_turns=0)),
     wrong(
-        "demonstrate",
-        lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32)),
+        "demonstrate", lambda d: d._replace(demonstrate=lambda state, key: jnp.zeros(9, jnp.int32))
     ),
 )
 def test_a_broken_contract_is_named(change, names):

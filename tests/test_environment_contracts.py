@@ -171,15 +171,9 @@ def spoilt(after=lambda state: state, **changes):
 
 @cases(
     "env, message",
-    (
-        spoilt(lambda x: State(x.time * 1.0)),
-        r"state.time of step must be int32\[\], .* float32",
-    ),
+    (spoilt(lambda x: State(x.time * 1.0)), r"state.time of step must be int32\[\], .* float32"),
     (spoilt(observation=jnp.zeros(4)), r"observation of step must be float32\[3\], .*\[4\]"),
-    (
-        spoilt(final_observation={}),
-        r"final_observation of step must be float32\[3\], .* nothing",
-    ),
+    (spoilt(final_observation={}), r"final_observation of step must be float32\[3\], .* nothing"),
     (spoilt(reward=jnp.zeros(1)), r"reward of step must be of shape \[\], got \[1\]"),
 )
 def test_functions_of_ones_own_are_checked_alike(env, message):

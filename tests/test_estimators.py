@@ -180,10 +180,7 @@ def test_another_seed_is_another_measurement(script, run):
     ("--num_samples=1030", "num_samples: must be a multiple of 16, got 1030"),
     ("--num_steps=1", r"num_steps: must lie in \[2, 256\] steps, got 1"),
     ("--num_states=1", r"num_states: must lie in \[2, 16\], got 1"),
-    (
-        "--lambdas=0,1.5",
-        r"lambdas: must be numbers in \[0, 1\], separated by commas, got '0,1.5'",
-    ),
+    ("--lambdas=0,1.5", r"lambdas: must be numbers in \[0, 1\], separated by commas, got '0,1.5'"),
     ("--lambdas=0,,1", r"lambdas: must be numbers in \[0, 1\]"),
     ("--lambdas=nan", r"lambdas: must be numbers in \[0, 1\]"),
     ("--value_error=-1", r"value_error: must lie in \[0, inf\)?"),

@@ -120,11 +120,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
     ("ppo", {"num_minibatches": -4}, "num_minibatches"),
     ("ppo", {"num_minibatches": 2.0}, "num_minibatches: must be of type int"),
     ("ppo", {"decay_iterations": -1}, "decay_iterations"),
-    (
-        "ppo_penalty",
-        {"penalty": "addaptive"},
-        "penalty: must be one of fixed, adaptive, satisfied",
-    ),
+    ("ppo_penalty", {"penalty": "addaptive"}, "penalty: must be one of fixed, adaptive, satisfied"),
     ("ppo_penalty", {"penalty": "satisfied", "max_rounds": 1}, r"max_rounds: must lie in \[2"),
     ("a2c", {"n_steps": 17}, r"^n_steps: must be at most num_steps = 16, got 17"),
     ("trpo", {"max_kl": 0.0}, "max_kl"),
@@ -148,11 +144,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
     ("npg", {"num_microbatches": 3}, "num_microbatches: must divide the 64 rows, got 3"),
     ("dapo", {"max_generation_batches": 0}, "max_generation_batches: must lie in"),
     ("dapo", {"epsilon_high": 0.1}, "epsilon_high: must be at least epsilon_low = 0.2, got"),
-    (
-        "dapo",
-        {"dynamic_sampling": "on"},
-        "dynamic_sampling: must be one of off, refill, reweight",
-    ),
+    ("dapo", {"dynamic_sampling": "on"}, "dynamic_sampling: must be one of off, refill, reweight"),
     ("dapo", {"overlong_cache": 9}, r"cache: must lie in \[1, max_length = 8\] tokens, got 9"),
     ("cispo", {"epsilon_low": 0.0}, "epsilon_low: must lie in"),
     ("sapo", {"temperature_positive": 0.0}, "temperature_positive: must lie in"),
@@ -176,11 +168,7 @@ def test_every_switch_and_size_does_something(algorithm, field):
         {"mask_off_policy": True},
         "mask_off_policy: has no effect unless a batch has several gradient steps",
     ),
-    (
-        "rloo",
-        {"reweight_kl": True},
-        "reweight_kl: has no effect unless the penalty is in the loss",
-    ),
+    ("rloo", {"reweight_kl": True}, "reweight_kl: has no effect unless the penalty is in the loss"),
     (
         "dppo",
         {"correction": "mask"},

@@ -248,10 +248,7 @@ def test_user_task_trains_and_starts_another_run(files, capsys):
         r"^env: \S+: ImportError: \S+mine.py holds no 'Coridor', but State, Corridor, three",
     ),
     ("syntax.py:f", r"^env: \S+: SyntaxError: .*\(syntax.py, line 2\)"),
-    (
-        "mine.py:broken",
-        r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)",
-    ),
+    ("mine.py:broken", r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)"),
     (f"{'a' * 300}.py:f", "there is no file"),
 )
 def test_what_a_file_lacks_is_named(files, source, message):
@@ -269,12 +266,7 @@ def test_what_a_file_lacks_is_named(files, source, message):
     ),
     (launch.control, "critic", "three", r"critic: \S+:three must be an instance .*, got int"),
     (launch.control, "env", "three", "env: must have the interface .* int lacks reset"),
-    (
-        launch.language,
-        "task",
-        "three",
-        r"task: must be a \S+language.Task or Dialogue, got int",
-    ),
+    (launch.language, "task", "three", r"task: must be a \S+language.Task or Dialogue, got int"),
     (launch.control, "env", "THREE", "env: must have the interface .* int lacks reset"),
 )
 def test_what_is_neither_environment_nor_task_is_named(files, main, flag, name, message):

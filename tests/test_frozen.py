@@ -76,9 +76,7 @@ def test_a_frozen_base_is_read_and_not_trained(name):
     expected, plain_metrics = step(plain)
     moved = jax.tree.map(jnp.add, after.params.policy, after.params.frozen)
     jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=2e-5),
-        moved,
-        expected.params.policy,
+        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=2e-5), moved, expected.params.policy
     )
     assert_allclose(metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3)
     without = jax.eval_shape(alone.init, jax.random.key(0))

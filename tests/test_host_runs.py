@@ -297,10 +297,7 @@ def test_a_sweep_trains_all_settings_in_one_pool(tmp_path):
     (["--env=gymnasium:CartPole-v1", "--sampling=vine"], "env: .*sampling = vine does"),
     (["--env=gymnasium:CartPole-v1", "--env_params=[1]"], "env_params: must be a JSON object"),
     (["--env=gymnasium:CartPole-v1", '--env_params={"wings": 2}'], "env: .*wings"),
-    (
-        ["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'],
-        "env: .*positive",
-    ),
+    (["--env=gymnasium:CartPole-v1", '--env_params={"max_episode_steps": 0}'], "env: .*positive"),
     (["--env=gymnasium:CartPole-v1", '--env_params={"render_mode": 5}'], "env: .*endswith"),
     (["--env=gymnasium:Endless-v0"], "env: .* must bound its episodes"),
 )

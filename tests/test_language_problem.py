@@ -303,10 +303,7 @@ def test_warm_start_stops_at_accuracy_of_the_verifier():
         r"^task: demonstrate of 2-digit addition must give tokens of the shape \[7\], its "
         r"answer_length, padding included, got \[4\]$",
     ),
-    (
-        {"prompt_length": 9},
-        r"^task: sample of .* shape \[9\], its prompt_length, .* got \[6\]$",
-    ),
+    ({"prompt_length": 9}, r"^task: sample of .* shape \[9\], its prompt_length, .* got \[6\]$"),
     (
         {"sample": lambda key, test: TASK.sample(key, test)._replace(pad=jnp.zeros(1, int))},
         r"^task: sample of .* must give a pad of the shape \[\], got \[1\]$",

@@ -99,9 +99,7 @@ def test_step_sizes_are_vmapped():
         for i, rate in enumerate((0.1, 0.2)):
             alone = step(jnp.float32(rate), name)
             jax.tree.map(
-                lambda x, y, i=i: assert_allclose(x[i], y, rtol=1e-5, atol=1e-7),
-                both,
-                alone,
+                lambda x, y, i=i: assert_allclose(x[i], y, rtol=1e-5, atol=1e-7), both, alone
             )
 
 

@@ -46,10 +46,7 @@ def test_table_tells_the_end_of_each_run():
 
 @cases(
     "argument, message",
-    (
-        "--coefficients=1,x",
-        "coefficients: must be numbers from 0, separated by commas, got '1,x'",
-    ),
+    ("--coefficients=1,x", "coefficients: must be numbers from 0, separated by commas, got '1,x'"),
     ("--coefficients=-1", "coefficients: must be numbers from 0"),
     ("--comparisons=100", "comparisons: must be a multiple of 64, got 100"),
     ("--flip=0.5", r"flip: must lie in \[0, 0.5\), got 0.5"),

@@ -77,11 +77,7 @@ def make_task(name):
     (language_config.task_entry, "plain_task", r"^task: .* Plain.* class with @config.record"),
     (make_task, "failing_task", r"^task: \S+mine.py:failing_task: RuntimeError: no data"),
     (make_task, "empty_task", r"^task: must be a \S+Task or Dialogue, got NoneType"),
-    (
-        suites.from_suite,
-        "NotSuite:A",
-        r"^env: \S+NotSuite must have the methods names and make",
-    ),
+    (suites.from_suite, "NotSuite:A", r"^env: \S+NotSuite must have the methods names and make"),
     (suites.from_suite, "Suite:A", r"^env: \S+Suite:A cannot be made: no level"),
     (suites.from_suite, "Suite:B", "^env: unknown name 'B'; choose one of A"),
 )

@@ -163,11 +163,7 @@ def test_sweep_trains_with_own_loss(trained, tmp_path, monkeypatch):
         r"config\.learning_rate: has no effect unless the optimizer",
     ),
     (
-        {
-            "algorithm": "grpo",
-            "surrogate": surrogates.plain,
-            "over": {"config.dual_clip": True},
-        },
+        {"algorithm": "grpo", "surrogate": surrogates.plain, "over": {"config.dual_clip": True}},
         r"config\.dual_clip: has no effect unless the surrogate is the clipped one",
     ),
     ({"algorithm": "grpo", "actor_critic": nn.Dense(1)}, "actor_critic: must be left out: sam"),

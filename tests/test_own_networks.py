@@ -147,11 +147,7 @@ def test_networks_of_ones_own_come_from_a_file(tmp_path):
 
 @cases(
     "given, settings, message",
-    (
-        "policy",
-        {"tanh_squash": True},
-        "tanh_squash: has no effect unless the policy is made here",
-    ),
+    ("policy", {"tanh_squash": True}, "tanh_squash: has no effect unless the policy is made here"),
     ("policy", {"initial_log_std": 1.0}, "initial_log_std: has no effect unless the policy"),
     ("critic", {"critic_width": 7}, "critic_width: has no effect unless the critic is made"),
     ("critic", {"shared_torso": True}, "shared_torso: has no effect unless the critic"),

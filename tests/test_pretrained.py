@@ -79,10 +79,7 @@ def test_greedy_tokens_are_those_of_transformers(loaded, name):
     assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
 
 
-@cases(
-    "name",
-    *[name if name in ("llama", "gemma3") else slow(name) for name in families.CONFIGS],
-)
+@cases("name", *[name if name in ("llama", "gemma3") else slow(name) for name in families.CONFIGS])
 def test_sampled_log_probs_equal_a_full_pass(loaded, name):
     """The test is in double precision: sums of float32 numbers near 8 in another order differ by
     1e-5."""
@@ -155,9 +152,7 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
     pretrained.save(tmp_path / "again", *first)
     again = pretrained.load(tmp_path / "again")
     jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=1e-6, atol=2e-7),
-        first.params,
-        again.params,
+        lambda a, b: assert_allclose(a, b, rtol=1e-6, atol=2e-7), first.params, again.params
     )
     assert_allclose(last_logits(*again[:2]), last_logits(*first[:2]), atol=1e-5)
     assert again.chat_template == first.chat_template

@@ -65,10 +65,7 @@ def test_experiment_is_data_of_its_command():
     ({"seeds": object()}, r"^seeds: must be a number or text, got object"),
     ({"seeds": 2.5}, r"^seeds: must be an integer, got 2.5"),
     ({"seeds": 0}, r"^seeds: must lie in \[1, inf\) seeds, got 0"),
-    (
-        {"over": {"config.lr": 1.0}},
-        r"^config.lr: is not a setting; did you mean config.learning_",
-    ),
+    ({"over": {"config.lr": 1.0}}, r"^config.lr: is not a setting; did you mean config.learning_"),
     ({"task": "addition", "env": "CartPole-v1"}, r"^env: must be left out beside task: "),
 )
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):

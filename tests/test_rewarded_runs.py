@@ -73,10 +73,7 @@ def rows(tmp_path):
         [*FILE, "--reward=nowhere.py:f"],
         r"reward: /\S+nowhere\.py:f: there is no file /\S+nowhere\.py",
     ),
-    (
-        [*FILE, "--reward={here}:exacts"],
-        r"reward: .*:exacts cannot be loaded: .*but exact, digits",
-    ),
+    ([*FILE, "--reward={here}:exacts"], r"reward: .*:exacts cannot be loaded: .*but exact, digits"),
     (
         [*FILE, *REWARD, "--reward_weights=1,2"],
         r"reward_weights: must be 1 numbers, one for each function, got 1,2$",
@@ -89,10 +86,7 @@ def rows(tmp_path):
         [*FILE, *REWARD, "--reward_timeout=0"],
         r"reward_timeout: must lie in \(0, inf\) seconds, got 0",
     ),
-    (
-        [*FILE, "--reward_timeout=5"],
-        r"reward_timeout: has no effect unless reward names functions",
-    ),
+    ([*FILE, "--reward_timeout=5"], r"reward_timeout: has no effect unless reward names functions"),
     (
         [*FILE, *REWARD, "--shard_params", "--devices=2"],
         r"reward: must be left out with sharded parameters",

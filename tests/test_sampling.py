@@ -127,9 +127,7 @@ def test_vmap_keeps_what_has_ended():
     for lane, prompts in enumerate((one, two)):
         alone = run(*prompts, KEYS[:2])
         jax.tree.map(
-            assert_array_equal,
-            jax.tree.map(lambda x, lane=lane: x[lane], together),
-            alone,
+            assert_array_equal, jax.tree.map(lambda x, lane=lane: x[lane], together), alone
         )
 
 

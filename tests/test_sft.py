@@ -77,10 +77,7 @@ CHAT = [
 
 @cases(
     "columns, found",
-    (
-        {"prompt": "p", "completion": "c", "level": 1},
-        [{"prompt": "p", "level": 1, "answer": "c"}],
-    ),
+    ({"prompt": "p", "completion": "c", "level": 1}, [{"prompt": "p", "level": 1, "answer": "c"}]),
     ({"prompt": "p", "answer": "c"}, [{"prompt": "p", "answer": "c"}]),
     ({"text": "t"}, [{"prompt": "", "answer": "t"}]),
     (
@@ -141,10 +138,7 @@ def test_bad_rows_are_named(tmp_path, row, message):
     (["--eval_samples=2"], r"^eval_samples: has no effect unless the method samples"),
     (["--warm_start.steps=2"], r"^warm_start.steps: is not a setting"),
     (["--tools=a.py:A"], r"^tools: must be left out with algorithm = sft"),
-    (
-        ["--task=mastermind"],
-        r"^task: must not be a dialogue with algorithm = sft, got mastermind",
-    ),
+    (["--task=mastermind"], r"^task: must not be a dialogue with algorithm = sft, got mastermind"),
 )
 def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
     given = [*tiny.MODEL, "--algorithm=sft", "--devices=1", f"--out={tmp_path / 'run'}"]

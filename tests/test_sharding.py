@@ -107,9 +107,7 @@ def held(leaf):
 def test_numbers_are_those_of_one_device(algorithm, placement):
     one, alone = run(algorithm, placement), run(algorithm, ALONE)
     jax.tree.map(
-        lambda a, b: assert_array_equal(a[0], b[0]),
-        one.before.params,
-        alone.before.params,
+        lambda a, b: assert_array_equal(a[0], b[0]), one.before.params, alone.before.params
     )
     want, got = moved(alone), moved(one)
     for role in MOVED[algorithm]:
@@ -214,9 +212,7 @@ def test_logits_are_computed_where_their_rows_are():
         program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
         found.append(hlo_counts.Program(program.as_text()).counts().collectives)
         jax.tree.map(
-            lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-            program(*placed),
-            want,
+            lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5), program(*placed), want
         )
     whole, parts = found
     assert parts == whole

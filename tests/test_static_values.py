@@ -245,10 +245,7 @@ def test_train_refuses_text_by_name(name):
     ({"over": {"config.gamma": np.bool_(True)}}, "^config.gamma: must be a number, got True"),
     ({"over": {"config.normalize_advantage": 1}}, "^config.normalize_advantage: must be true "),
     ({"overwrite": "true"}, "^overwrite: must be true or false, got 'true'"),
-    (
-        {"task": "addition", "reward_weights": ["1", 2]},
-        "^reward_weights: must be a number, got",
-    ),
+    ({"task": "addition", "reward_weights": ["1", 2]}, "^reward_weights: must be a number, got"),
     ({"task": "addition", "reward_weights": [True]}, "^reward_weights: must be a number, got"),
     ({"seed": jax.random.key(0)}, "^seed: must be a number or text, got PRNGKeyArray"),
 )
