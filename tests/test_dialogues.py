@@ -136,8 +136,7 @@ def test_batch_holds_sampled_tokens_as_policy_saw_them(begun):
         assert np.flatnonzero(batch.terminated[row]).tolist() == [count - 1]
         # The value is V of the state before the next sampled token, whatever tokens a reply added
         # in between.
-        following = np.append(batch.value[row, 1:count], 0.0)
-        assert_array_equal(batch.next_value[row, :count], following)
+        assert_array_equal(batch.next_value[row, :count], np.append(batch.value[row, 1:count], 0.0))
     assert lengths == {0, 1, 2, 3}
 
 

@@ -14,6 +14,7 @@ import regimes
 from fuzzed import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 SHORT, LONG = 24, 220
 
@@ -62,9 +63,7 @@ def check(name, shape, drawn, seed):
             for x in arguments
         ]
         jax.tree.map(
-            np.testing.assert_array_equal,
-            (outputs, gradients),
-            jax.device_get(program(name, shape)(*hidden)),
+            assert_array_equal, (outputs, gradients), jax.device_get(program(name, shape)(*hidden))
         )
         assert not any(gradient[~mask].any() for gradient in gradients)
 

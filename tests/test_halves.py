@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from probes import tabular_problem
 from scripts import lines
 from toy_run import Silent, train_job
@@ -82,14 +83,12 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
     assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
     # Two programs round differently from one program; a wrong reward moves parameters by 1e-3.
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0.0, atol=1e-6),
-        words(host.state),
-        words(one.state),
+        lambda a, b: assert_allclose(a, b, rtol=0.0, atol=1e-6), words(host.state), words(one.state)
     )
     for row, other in zip(rows[1:], lines(tmp_path)[1:], strict=True):
         assert row["reward_failures"] == [0.0] * SEEDS
         for name in other:
-            np.testing.assert_allclose(
+            assert_allclose(
                 np.array(row[name], float),
                 np.array(other[name], float),
                 rtol=1e-3,
@@ -115,7 +114,7 @@ def test_resumed_with_a_reward_in_python_equals_uninterrupted(tmp_path, scored, 
         patch.setattr(HostScore, "score_batch", interrupted)
         assert run(tmp_path, "exact").iteration == 1
     outcome = run(tmp_path, "exact", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
+    jax.tree.map(assert_array_equal, words(outcome.state), words(scored[1].state))
     assert lines(tmp_path) == lines(scored[0])
 
 
@@ -135,7 +134,7 @@ def test_first_failure_ends_run_and_keeps_folder(tmp_path, scored):
         assert latest.iterations() == [0]
     # The resumed run starts once the reward is repaired.
     outcome = run(tmp_path, "exact", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, words(outcome.state), words(scored[1].state))
+    jax.tree.map(assert_array_equal, words(outcome.state), words(scored[1].state))
 
 
 @pytest.mark.slow
@@ -151,17 +150,15 @@ def test_halves_over_devices_are_the_halves_on_one():
     expected, metrics = jax.jit(host.update)(alone[0], reward(alone[1]))
     placed = parallel.over_devices(make(axis_name=placement.axis_name), placement)
     stacked, batch = jax.jit(placed.sample)(jax.tree.map(lambda x: x[None], state))
-    np.testing.assert_array_equal(batch.action[0], alone[1].action)
+    assert_array_equal(batch.action[0], alone[1].action)
     after, told = jax.jit(placed.update)(stacked, reward(batch))
     assert float(metrics["grad_norm"].value()) > 1e-3
     for name in metrics:
-        np.testing.assert_allclose(
+        assert_allclose(
             told[name].value()[0], metrics[name].value(), rtol=1e-4, atol=1e-6, err_msg=name
         )
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-3, atol=1e-5),
-        after.params,
-        expected.params,
+        lambda a, b: assert_allclose(a[0], b, rtol=1e-3, atol=1e-5), after.params, expected.params
     )
 
 
@@ -179,11 +176,11 @@ def test_step_composes_sample_and_update():
     whole = jax.jit(learner.step)(state)
     assert jax.tree.structure(composed) == jax.tree.structure(whole)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=1e-5),
         composed[0].params,
         whole[0].params,
     )
-    np.testing.assert_array_equal(*(jax.random.key_data(s.key) for s, _ in (composed, whole)))
+    assert_array_equal(*(jax.random.key_data(s.key) for s, _ in (composed, whole)))
 
 
 def test_sampling_twice_does_not_repeat():
@@ -225,7 +222,7 @@ def test_keeping_only_informative_groups_needs_no_score_inside():
     state, batch = jax.jit(learner.sample)(jax.jit(learner.init)(jax.random.key(0)))
     score = np.array([1, 1, 0, 0, 1, 0, 0, 1], np.float32)
     batch = language.give_reward(batch, score, 2.0 * score)
-    np.testing.assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
+    assert_array_equal(np.sum(batch.reward, axis=1), 2.0 * score)
     _, metrics = jax.jit(learner.update)(state, batch)
     assert float(metrics["grad_norm"].value()) > 0.0
     # Counts the tokens of the informative groups.

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import slow
 
 from jaxrl_po.backend import Target
 from jaxrl_po.distributions import MANY, Categorical
@@ -48,10 +49,7 @@ def step(model, params, *, prepared):
     return model.apply(params, token, pad, cache, 3)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("plain", marks=pytest.mark.slow), *(name for name in UNLIKE if name != "plain")],
-)
+@pytest.mark.parametrize("name", [slow("plain"), *(name for name in UNLIKE if name != "plain")])
 def test_a_step_computes_the_same(name):
     model, params = model_and_params(name)
     prepared = jax.eval_shape(lambda: sampling.for_decoding(model, params, 4))

@@ -14,7 +14,7 @@ import tiny
 from clock import ignore, started
 from clock import problem_of as hosted_problem
 from memory_reference import SIZES
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po import control
 from jaxrl_po import run as runs
@@ -118,11 +118,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
             control.NetworkSettings(**{"memory": "sum", **changes}).validate()
 
 
-@cases(
-    "real, memory",
-    (False, "transformer"),
-    *(pytest.param(True, memory, marks=pytest.mark.slow) for memory in SIZES),
-)
+@cases("real, memory", (False, "transformer"), *(slow(True, memory) for memory in SIZES))
 def test_memory_run_resumes_evaluates_renders_and_loads(
     tmp_path, capsys, monkeypatch, real, memory
 ):

@@ -11,8 +11,8 @@ import chex
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from tables import cases
 
 from jaxrl_po import control
@@ -151,9 +151,7 @@ def test_one_seed_has_its_axis_without_vmap():
     # Adam divides a gradient near 0 by the gradient's own size, and therefore enlarges its
     # rounding.
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6, atol=1e-7),
-        state.params,
-        alone.params,
+        lambda a, b: assert_allclose(a[0], b, rtol=1e-6, atol=1e-7), state.params, alone.params
     )
     assert jnp.array_equal(state.step, jnp.array([1]))
 

@@ -52,8 +52,7 @@ def last_logits(model, params):
 @EVERY_FAMILY
 def test_logits_are_those_of_transformers(loaded, name):
     model = loaded(name)
-    found = last_logits(model.model, model.params)
-    assert_allclose(found, GOLDEN[name]["logits"], atol=1e-4)
+    assert_allclose(last_logits(model.model, model.params), GOLDEN[name]["logits"], atol=1e-4)
 
 
 def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):

@@ -6,8 +6,9 @@ import gymnax
 import jax
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
@@ -56,11 +57,7 @@ def stage(picture):
     return picture[int(0.12 * height) : int(0.88 * height)]
 
 
-@cases(
-    "name",
-    "cart_pole",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "cart_pole"),
-)
+@cases("name", "cart_pole", *(slow(name) for name in CASES if name != "cart_pole"))
 def test_every_moment_is_a_picture_of_its_own(name):
     draw, observation = CASES[name]
     pictures = list(rendering.frames(draw, episode(observation), title="a $ title_", width=240))
@@ -114,7 +111,7 @@ def test_the_first_channel_lies_on_top():
         next(rendering.frames(rendering.grid, episode(each), title="", width=120))
         for each in (both, first)
     ]
-    np.testing.assert_array_equal(*pictures)
+    assert_array_equal(*pictures)
 
 
 def test_a_gif_holds_every_frame_and_its_time(tmp_path):
@@ -188,11 +185,7 @@ def test_an_episode_of_a_run(script, run, tmp_path, capsys):
 
 
 def assert_begins(whole, episode):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x[: len(y)], y, rtol=1e-5, atol=1e-6),
-        whole,
-        episode,
-    )
+    jax.tree.map(lambda x, y: assert_allclose(x[: len(y)], y, rtol=1e-5, atol=1e-6), whole, episode)
 
 
 def test_episode_ends_at_environments_or_flags_limit(script, player, whole):
@@ -299,8 +292,8 @@ def test_structured_observation_is_drawn_as_image_or_numbers():
     image = np.full((3, 4, 4, 2), 51, np.uint8)
     vector = np.arange(6.0).reshape(3, 2)
     seen = control.Observation({"image": image, "vector": vector}, {"more": vector}, None)
-    np.testing.assert_allclose(render.to_draw(seen), 0.2)
+    assert_allclose(render.to_draw(seen), 0.2)
     assert render.to_draw(seen).shape == (3, 4, 4, 2)
     pair = {"a": vector, "b": np.ones((3, 1, 2))}
-    np.testing.assert_array_equal(render.to_draw(pair), np.hstack([vector, np.ones((3, 2))]))
-    np.testing.assert_array_equal(render.to_draw(vector), vector)
+    assert_array_equal(render.to_draw(pair), np.hstack([vector, np.ones((3, 2))]))
+    assert_array_equal(render.to_draw(vector), vector)

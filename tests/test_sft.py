@@ -10,6 +10,7 @@ import optax
 import pytest
 import tiny
 from folders import arguments, write_place, write_rows
+from numpy.testing import assert_allclose
 from tables import cases
 
 from jaxrl_po.algorithms import sft
@@ -57,9 +58,7 @@ def test_step_follows_cross_entropy_of_answers():
     assert metrics["loss"].value() == pytest.approx(float(loss), rel=1e-5)
     wanted = jax.tree.map(lambda x, g: x - 0.5 * g, state.params.policy, gradient)
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-        after.params.policy,
-        wanted,
+        lambda x, y: assert_allclose(x, y, rtol=1e-4, atol=1e-6), after.params.policy, wanted
     )
     measure = jax.jit(demonstrations.make_evaluate(TASK, MODEL, num_prompts=20))
     held_out = measure(state.params, state.collector, jax.random.key(0))
@@ -235,5 +234,5 @@ def test_warm_start_takes_a_supervised_step():
 
     expected, found, before = jax.device_get(both(jax.random.key(1)))
     for x, y, z in zip(*map(jax.tree.leaves, (expected, found, before)), strict=True):
-        np.testing.assert_allclose(y, x, rtol=0, atol=1e-6)
+        assert_allclose(y, x, rtol=0, atol=1e-6)
         assert np.abs(x - z).max() > 0.009

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_allclose, assert_array_equal
 from probes import norm
+from tables import slow
 
 from jaxrl_po import language, optimizers
 from jaxrl_po.algorithms import grpo, ppo
@@ -95,13 +96,7 @@ def held(leaf):
 
 @pytest.mark.parametrize(
     ("algorithm", "placement"),
-    [
-        ("grpo", SQUARE),
-        ("grpo", ROW),
-        ("grpo", SEEDS),
-        pytest.param("ppo", SQUARE, marks=pytest.mark.slow),
-        pytest.param("ppo", ROW, marks=pytest.mark.slow),
-    ],
+    [("grpo", SQUARE), ("grpo", ROW), ("grpo", SEEDS), slow("ppo", SQUARE), slow("ppo", ROW)],
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value[1:4])),
 )
 def test_numbers_are_those_of_one_device(algorithm, placement):
@@ -118,9 +113,7 @@ def test_numbers_are_those_of_one_device(algorithm, placement):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "placement"),
-    [("grpo", SQUARE), ("grpo", ROW), pytest.param("ppo", SQUARE, marks=pytest.mark.slow)],
-    ids=str,
+    ("algorithm", "placement"), [("grpo", SQUARE), ("grpo", ROW), slow("ppo", SQUARE)], ids=str
 )
 def test_each_device_holds_its_share_alone(algorithm, placement):
     one = run(algorithm, placement)

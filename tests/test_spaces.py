@@ -11,7 +11,7 @@ import shapes
 import tiny
 from probes import AlwaysTruncated, MatchCueContinuous
 from structured import NoneLegal, Structured, TwoChoices, problem_of
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import a2c, npg, ppo, ppo_penalty, reinforce, trpo
@@ -95,7 +95,7 @@ def test_bounds_of_a_matrix_of_actions_are_paired():
 SLOW = (reinforce, a2c, ppo_penalty, npg, trpo)
 
 
-@cases("module", ppo, *(pytest.param(module, marks=pytest.mark.slow) for module in SLOW))
+@cases("module", ppo, *(slow(module) for module in SLOW))
 def test_every_method_keeps_to_the_legal_actions(module):
     config = {"num_minibatches": 2} if module in (ppo, ppo_penalty) else {}
     problem = problem_of(Structured(), normalize_observations=True)
@@ -220,13 +220,7 @@ def test_two_choices_at_once_are_learned(module):
     assert float(metrics["episode_return"].metric()) > 0.9
 
 
-@cases(
-    "module, dependent",
-    (trpo, True),
-    pytest.param(trpo, False, marks=pytest.mark.slow),
-    pytest.param(ppo, True, marks=pytest.mark.slow),
-    pytest.param(ppo, False, marks=pytest.mark.slow),
-)
+@cases("module, dependent", (trpo, True), slow(trpo, False), slow(ppo, True), slow(ppo, False))
 def test_squashed_actions_are_learned_within_their_box(module, dependent):
     played = []
 
