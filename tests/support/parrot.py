@@ -30,8 +30,9 @@ def parrot(*, turns, budget, reply_length=0, garbage=0, ends_at=None, heard=lamb
 
     def reset(key, held_out):
         tokens = 2 + jax.random.randint(key, (3,), 0, 10)
+        messages = jnp.zeros((turns, budget), jnp.int32)
         return Prompt(tokens, jnp.int32(0)), Said(
-            jnp.zeros((turns, budget), jnp.int32), jnp.zeros(turns, jnp.int32), jnp.int32(0)
+            messages, jnp.zeros(turns, jnp.int32), jnp.int32(0)
         )
 
     def respond(state, message, written, key):
