@@ -258,9 +258,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help=f"modules (default: {', '.join(TESTS)})")
-    parser.add_argument(
-        "--sample", type=int, help="number of mutants of each module (default: all)"
-    )
+    parser.add_argument("--sample", type=int, help="number of mutants of a module (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument(
         "--least",

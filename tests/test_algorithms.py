@@ -78,9 +78,7 @@ def test_ratio_is_one_before_the_first_update(case):
     """Sampler and learner agree: at step size zero, KL and clip fractions remain zero."""
     init, step = jitted(*case)
     config = arrays(case[0])
-    tiny = {
-        name: jnp.float32(1e-30) for name in ("learning_rate", "max_kl") if name in vars(config)
-    }
+    tiny = {key: jnp.float32(1e-30) for key in ("learning_rate", "max_kl") if key in vars(config)}
     _, metrics = step(dataclasses.replace(config, **tiny), init(jax.random.key(0)))
     assert abs(float(metrics["kl"].value())) < 1e-6
     for name in ("clip_fraction_low", "clip_fraction_high", "approximate_kl"):

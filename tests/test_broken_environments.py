@@ -176,11 +176,7 @@ def test_an_evaluation_says_which_episodes_ended():
 
 def test_a_run_reports_once_by_name(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("from test_broken_environments import NeverResets\n")
-    arguments = [
-        *tiny.CONTROL,
-        f"--env={tmp_path}/mine.py:NeverResets",
-        f"--out={tmp_path / 'run'}",
-    ]
+    arguments = [*tiny.CONTROL, f"--env={tmp_path}/mine.py:NeverResets", f"--out={tmp_path}/run"]
     assert launch.control([*arguments, "--problem.num_envs=16", "--total_steps=1000"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "reported once" in line]
     for line, name in zip(lines, ("frac_out_of_range", "frac_one_step"), strict=True):

@@ -65,8 +65,7 @@ def load(folder, like=None):
 
 def largest(folder):
     return max(
-        (path for path in (folder / "default" / "d").iterdir()),
-        key=lambda path: path.stat().st_size,
+        (path for path in (folder / "default/d").iterdir()), key=lambda path: path.stat().st_size
     )
 
 
@@ -313,9 +312,7 @@ def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
         time.sleep(extra)
         os.kill(process.pid, signal.SIGKILL)
     with Store(tmp_path) as store:
-        iteration, loaded = store.load(
-            {"x": jnp.zeros(20_000, jnp.int32)}, report=lambda line: None
-        )
+        iteration, loaded = store.load({"x": jnp.zeros(20_000, jnp.int32)}, report=lambda _: None)
     assert iteration >= 3
     assert_array_equal(loaded["x"], np.full(20_000, iteration))
 

@@ -13,6 +13,7 @@ from fields import CASES
 from one_step import (
     GROUPS,
     WITH_CRITIC,
+    assert_moves,
     assert_same,
     change,
     config_of,
@@ -84,10 +85,7 @@ def test_rloo_takes_the_distance_from_the_outcome(algorithm):
             (k.reward * k.mask - c * k.mask * (k.old - k.reference)).sum(1).reshape(k.score.shape)
         )
         advantage = ((groups - groups.mean(1, keepdims=True)) * 4 / 3).reshape(-1, 1)
-        assert_same(
-            change(algorithm, kl_coefficient=c).policy,
-            gradient(algorithm, weights(algorithm) * k.ratio * advantage),
-        )
+        assert_moves(algorithm, k.ratio * advantage, kl_coefficient=c)
 
 
 @number("kl_coefficient", "reinforce_pp")
@@ -96,8 +94,8 @@ def test_reinforce_pp_puts_kl_in_returns_or_loss(algorithm):
     for c in (0.5, 1.0):
         reward = k.mask * (k.reward - c * (k.old - k.reference))
         advantage = whitened(np.flip(np.cumsum(np.flip(reward, 1), 1), 1), k.mask)
-        weight = weights(algorithm) * unclipped(k.ratio, advantage, 0.2, 0.2) * k.ratio * advantage
-        assert_same(change(algorithm, kl_coefficient=c).policy, gradient(algorithm, weight))
+        weight = unclipped(k.ratio, advantage, 0.2, 0.2) * k.ratio * advantage
+        assert_moves(algorithm, weight, kl_coefficient=c)
     nothing = change(algorithm, kl_coefficient=0.0, group_baseline=True).policy
     for c in (0.5, 1.0):
         pulled = minus(change(algorithm, kl_coefficient=c, group_baseline=True).policy, nothing)
@@ -150,10 +148,7 @@ def test_gamma_discounts_what_follows(algorithm):
             "a2c": lambda g: n_step(k, g, 5) - k.value,
             "reinforce": lambda g: n_step(k, g, 8) - k.value,
         }[algorithm](gamma)
-        assert_same(
-            change(algorithm, gamma=gamma).policy,
-            gradient(algorithm, weights(algorithm) * advantage),
-        )
+        assert_moves(algorithm, advantage, gamma=gamma)
 
 
 @number("lambda_", "ppo")
@@ -161,8 +156,8 @@ def test_lambda_decays_what_follows(algorithm):
     k = known(algorithm)
     for lambda_ in (1.0, 0.5, 0.0):
         advantage = gae(k, 0.99, lambda_)
-        weight = weights(algorithm) * k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
-        assert_same(change(algorithm, lambda_=lambda_).policy, gradient(algorithm, weight))
+        inside = unclipped(k.ratio, advantage, 0.2, 0.2)
+        assert_moves(algorithm, k.ratio * advantage * inside, lambda_=lambda_)
 
 
 @number("std_epsilon", "grpo")
@@ -170,8 +165,8 @@ def test_std_epsilon_is_added_to_group_std(algorithm):
     k = known(algorithm)
     for epsilon in (0.1, 0.5, 1.0):
         advantage = in_group(k, k.score, epsilon)
-        weight = weights(algorithm) * k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
-        assert_same(change(algorithm, std_epsilon=epsilon).policy, gradient(algorithm, weight))
+        inside = unclipped(k.ratio, advantage, 0.2, 0.2)
+        assert_moves(algorithm, k.ratio * advantage * inside, std_epsilon=epsilon)
 
 
 @number("overlong_factor", "dapo")
@@ -180,8 +175,8 @@ def test_length_penalty_is_factor_times_share_of_cache(algorithm):
     for factor in (0.5, 1.0, 2.0):
         reward = k.score.ravel() - factor * np.clip((k.mask.sum(1) - 2) / 6, 0, 1)
         advantage = in_group(k, reward)
-        weight = weights(algorithm) * k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.28)
-        assert_same(change(algorithm, overlong_factor=factor).policy, gradient(algorithm, weight))
+        inside = unclipped(k.ratio, advantage, 0.2, 0.28)
+        assert_moves(algorithm, k.ratio * advantage * inside, overlong_factor=factor)
 
 
 @number("running_decay", "grpo")
@@ -231,11 +226,7 @@ def test_ratios_lose_their_gradient_outside_the_clip(algorithm):
     for low, high in ((0.05, 0.2), (0.2, 0.2), (0.2, 0.9)):
         inside = unclipped(k.ratio, advantage, low, high)
         kept.append((inside * k.mask).sum())
-        weight = weights(algorithm) * k.ratio * advantage * inside
-        assert_same(
-            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
-            gradient(algorithm, weight),
-        )
+        assert_moves(algorithm, k.ratio * advantage * inside, epsilon_low=low, epsilon_high=high)
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -262,11 +253,7 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence(algorithm):
     for low, high in ((0.1, 0.26), (0.25, 0.26), (0.25, 0.5)):
         inside = unclipped(ratio, advantage, low, high)
         kept.append((inside * k.mask).sum())
-        weight = weights(algorithm) * ratio * advantage * inside
-        assert_same(
-            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
-            gradient(algorithm, weight),
-        )
+        assert_moves(algorithm, ratio * advantage * inside, epsilon_low=low, epsilon_high=high)
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -275,11 +262,8 @@ def test_cispo_clips_the_weight_and_drops_nothing(algorithm):
     k = known(algorithm)
     advantage = in_group(k, k.score)
     for low, high in ((0.1, 0.2), (0.4, 0.2), (0.4, 0.6)):
-        weight = weights(algorithm) * np.clip(k.ratio, 1 - low, 1 + high) * advantage
-        assert_same(
-            change(algorithm, epsilon_low=low, epsilon_high=high).policy,
-            gradient(algorithm, weight),
-        )
+        weight = np.clip(k.ratio, 1 - low, 1 + high) * advantage
+        assert_moves(algorithm, weight, epsilon_low=low, epsilon_high=high)
 
 
 @number("dual_clip_ratio", "grpo")
@@ -290,9 +274,6 @@ def test_a_negative_advantage_admits_that_ratio_at_most(algorithm):
     for most in (1.02, 1.2, 50.0):
         inside = unclipped(k.ratio, advantage, 0.2, 0.2) & ~((advantage < 0) & (k.ratio > most))
         kept.append((inside * k.mask).sum())
-        weight = weights(algorithm) * k.ratio * advantage * inside
-        assert_same(
-            change(algorithm, dual_clip=True, dual_clip_ratio=most).policy,
-            gradient(algorithm, weight),
-        )
+        options = {"dual_clip": True, "dual_clip_ratio": most}
+        assert_moves(algorithm, k.ratio * advantage * inside, **options)
     assert kept[0] < kept[1] < kept[2]

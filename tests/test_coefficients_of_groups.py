@@ -10,6 +10,7 @@ import optax
 import pytest
 from one_step import (
     IN_GROUPS,
+    assert_moves,
     assert_same,
     change,
     gradient,
@@ -38,11 +39,8 @@ def test_gate_closes_at_the_rate_of_each_temperature(algorithm):
     for positive, negative in ((1.0, 1.05), (5.0, 1.05), (1.0, 5.0)):
         temperature = np.where(advantage > 0, positive, negative)
         p = 1.0 / (1.0 + np.exp(-temperature * (k.ratio - 1.0)))
-        weight = weights(algorithm) * k.ratio * advantage * 4.0 * p * (1.0 - p)
-        moved = change(
-            algorithm, temperature_positive=positive, temperature_negative=negative
-        ).policy
-        assert_same(moved, gradient(algorithm, weight))
+        options = {"temperature_positive": positive, "temperature_negative": negative}
+        assert_moves(algorithm, k.ratio * advantage * 4.0 * p * (1.0 - p), **options)
 
 
 @number("epsilon_low epsilon_high", "gmpo")
@@ -54,9 +52,8 @@ def test_gmpo_clips_tokens_before_their_geometric_mean(algorithm):
         clipped = np.where(advantage > 0, np.minimum(x, high), np.maximum(x, -low))
         mean = (k.mask * clipped).sum(1, keepdims=True) / k.mask.sum(1, keepdims=True)
         kept.append((inside * k.mask).sum())
-        weight = weights(algorithm) * np.exp(mean) * advantage * inside
-        moved = change(algorithm, epsilon_low=low, epsilon_high=high).policy
-        assert_same(moved, gradient(algorithm, weight))
+        weight = np.exp(mean) * advantage * inside
+        assert_moves(algorithm, weight, epsilon_low=low, epsilon_high=high)
     assert kept[0] < kept[1] < kept[2]
 
 
@@ -106,9 +103,7 @@ def test_tokens_of_largest_covariance_are_held_back(algorithm):
         chosen = np.zeros(inside.size)
         chosen[np.argsort(np.where(inside, -product, np.inf), axis=None, kind="stable")[:most]] = 1
         pull = penalty * chosen.reshape(inside.shape) * np.sign(k.now - k.old)
-        weight = weights(algorithm) * (k.ratio * advantage - pull)
-        moved = change(algorithm, share=share, penalty=penalty).policy
-        assert_same(moved, gradient(algorithm, weight))
+        assert_moves(algorithm, k.ratio * advantage - pull, share=share, penalty=penalty)
 
 
 def test_kl_cov_penalizes_selected_tokens_of_all_devices(monkeypatch):
@@ -152,11 +147,8 @@ def test_sampler_weight_applies_to_surrogate_but_not_penalty(algorithm):
     clip = k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
     towards = 0.5 * gradient_of_k3(k)
     for high in (1.05, 1.2, 9.0):
-        moved = change(
-            algorithm, correction="truncate", correction_high=high, kl_coefficient=0.5
-        ).policy
-        weight = weights(algorithm) * (clip * np.minimum(rho, high) + towards)
-        assert_same(moved, gradient(algorithm, weight))
+        options = {"correction": "truncate", "correction_high": high, "kl_coefficient": 0.5}
+        assert_moves(algorithm, clip * np.minimum(rho, high) + towards, **options)
     for low, high in ((0.8, 1.2), (0.95, 1.2), (0.8, 1.05)):
         bounds = {"correction_low": low, "correction_high": high}
         moved, metrics, _ = outcome(algorithm, correction="mask", **bounds)
@@ -212,7 +204,7 @@ def test_pkpo_counts_marginal_gain_of_each_response():
     k = known("pkpo")
     gain = 2 * np.maximum(k.score[:, :, None] - k.score[:, None, :], 0).sum(2) / 3
     advantage = gain.reshape(-1, 1) * np.ones_like(k.mask)
-    assert_same(change("pkpo").policy, gradient("pkpo", weights("pkpo") * k.ratio * advantage))
+    assert_moves("pkpo", k.ratio * advantage)
 
 
 @pytest.mark.parametrize("scale", ["batch", "mean"])
@@ -221,5 +213,5 @@ def test_divisor_is_batch_std_or_group_mean(scale):
     centred = k.score - k.score.mean(1, keepdims=True)
     divisor = k.score.std() + 1e-6 if scale == "batch" else k.score.mean(1, keepdims=True)
     advantage = (centred / np.where(divisor > 0, divisor, 1.0)).reshape(-1, 1)
-    weight = weights("grpo") * k.ratio * advantage * unclipped(k.ratio, advantage, 0.2, 0.2)
-    assert_same(change("grpo", scale=scale).policy, gradient("grpo", weight))
+    inside = unclipped(k.ratio, advantage, 0.2, 0.2)
+    assert_moves("grpo", k.ratio * advantage * inside, scale=scale)

@@ -139,14 +139,8 @@ def test_adapt_coefficient_takes_its_own_tolerance_and_factor():
 
 def test_the_edges_of_the_interval_leave_the_coefficient():
     for kl in (0.02, 0.005):
-        assert (
-            float(
-                divergences.adapt_coefficient(
-                    jnp.float32(1.0), jnp.float32(kl), 0.01, tolerance=2.0
-                )
-            )
-            == 1.0
-        )
+        one, kl = jnp.float32(1.0), jnp.float32(kl)
+        assert float(divergences.adapt_coefficient(one, kl, 0.01, tolerance=2.0)) == 1.0
 
 
 @pytest.mark.parametrize("adapt", [divergences.adapt_coefficient, divergences.adapt_proportionally])

@@ -192,9 +192,7 @@ def test_training_batch_is_at_most_one_update_old():
 
 
 def test_it_gives_up_and_masks_what_is_empty():
-    _, batch = collect(
-        max_generation_batches=3, accept=lambda score: jnp.zeros(score.shape[0], bool)
-    )
+    _, batch = collect(max_generation_batches=3, accept=lambda score: jnp.zeros(len(score), bool))
     assert not batch.mask.any()
     assert float(batch.metrics["generation_batches"].value()) == 3.0
     assert float(batch.metrics["filled"].value()) == 0.0
@@ -261,12 +259,7 @@ def test_nothing_informative_leaves_parameters_and_optimizer_alone():
     before, now = (jax.tree.leaves((s.params, s.opt_state)) for s in (state, after))
     for new, old in zip(now, before, strict=True):
         assert_array_equal(new, old)
-    assert (
-        float(metrics["updates"].total)
-        == float(metrics["skipped"].total)
-        == float(metrics["signal"].total)
-        == 0.0
-    )
+    assert [float(metrics[x].total) for x in ("updates", "skipped", "signal")] == [0.0] * 3
 
 
 def test_a_shaped_reward_does_not_decide():
@@ -334,11 +327,8 @@ def test_overlong_filtering_leaves_cut_rows_out():
     _, filtered = step(dapo, dapo.Config(**on), short)
     _, unmarked = step(dapo, dapo.Config(**on), never)
     _, off = step(dapo, dapo.Config(**(on | {"overlong_filtering": False})), short)
-    assert (
-        float(filtered["signal"].count)
-        < float(off["signal"].count)
-        == float(unmarked["signal"].count)
-    )
+    few, most, all_ = (float(x["signal"].count) for x in (filtered, off, unmarked))
+    assert few < most == all_
 
 
 @cases(

@@ -91,9 +91,7 @@ def test_it_ends_well(algorithm, script, variant, tmp_path):
     assert SCRIPTS[script](argv) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert np.isfinite(summary["greedy_return" if script == "control" else "greedy_accuracy"]).all()
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["iteration"] == 2
     assert lines[-1]["skipped"] == [0.0]
     with Store(tmp_path / "run" / "checkpoints" / "latest") as store:
@@ -157,11 +155,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
 
 def test_wrapped_problem_is_evaluated_and_rendered(tmp_path):
     """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
-    assert (
-        launch.control(
-            [*arguments("control", "dapo", tmp_path / "run"), *BOTH, "--config.carry_surplus=true"]
-        )
-        == 0
-    )
+    given = [*arguments("control", "dapo", tmp_path / "run"), *BOTH, "--config.carry_surplus=true"]
+    assert launch.control(given) == 0
     assert evaluate.main([f"--run={tmp_path / 'run'}"]) == 0
     assert render.main([f"--run={tmp_path / 'run'}", f"--out={tmp_path / 'episode.gif'}"]) == 0

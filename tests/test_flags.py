@@ -176,12 +176,8 @@ def test_flatten_is_the_inverse_of_parsing():
     assert flat["config.gamma"] == 0.25
     assert flat["total_steps"] == 3
     assert "config.axis_name" not in flat
-    assert (
-        flags.parse_records(
-            [f"--{name}={errors.spell(value)}" for name, value in flat.items()], SECTIONS
-        )
-        == records
-    )
+    argv = [f"--{name}={errors.spell(value)}" for name, value in flat.items()]
+    assert flags.parse_records(argv, SECTIONS) == records
 
 
 def test_help_lists_fields_with_unit_range_default():

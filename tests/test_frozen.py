@@ -1,5 +1,6 @@
 """Tests frozen parameters: used by the policy, not trained, not saved, one copy for all seeds."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -75,9 +76,7 @@ def test_a_frozen_base_is_read_and_not_trained(name):
         plain = plain._replace(reference_params=summed)
     expected, plain_metrics = step(plain)
     moved = jax.tree.map(jnp.add, after.params.policy, after.params.frozen)
-    jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=2e-5), moved, expected.params.policy
-    )
+    chex.assert_trees_all_close(moved, expected.params.policy, rtol=1e-3, atol=2e-5)
     assert_allclose(metrics["grad_norm"].value(), plain_metrics["grad_norm"].value(), rtol=1e-3)
     without = jax.eval_shape(alone.init, jax.random.key(0))
     sizes = (sum(x.size for x in jax.tree.leaves(s.opt_state)) for s in (after, without))

@@ -52,9 +52,7 @@ def outcomes(batch):
 def test_grpo_averages_tokens_within_and_then_over_responses(start):
     r = outcomes(start[1])
     a = ((r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-6)).reshape(-1, 1)
-    want = by_hand(
-        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
-    )
+    want = by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(1)))
     same(gradient_of(grpo, grpo.Config(use_reference=False)), want)
 
 
@@ -143,9 +141,7 @@ def process_gradient(start, scored):
         centred = np.where(scored[g], (reward[g] - inside.mean()) / (inside.std() + 1e-6), 0.0)
         a[g] = np.cumsum(centred[:, ::-1], axis=1)[:, ::-1]
     a = a.reshape(batch.mask.shape)
-    return by_hand(
-        start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(axis=1))
-    )
+    return by_hand(start, lambda lp, b: -jnp.mean(jnp.sum(lp * a * b.mask, axis=1) / b.mask.sum(1)))
 
 
 def test_process_supervision_credits_what_follows(start):

@@ -8,6 +8,7 @@ import signal
 import threading
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +83,7 @@ def test_both_routes_come_to_the_same_parameters(tmp_path, scored):
     assert all(0.02 < accuracy < 0.98 for row in rows[1:] for accuracy in row["accuracy"])
     assert all(norm > 1e-3 for row in rows[1:] for norm in row["grad_norm"])
     # Two programs round differently from one program; a wrong reward moves parameters by 1e-3.
-    jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=0.0, atol=1e-6), words(host.state), words(one.state)
-    )
+    chex.assert_trees_all_close(words(host.state), words(one.state), rtol=0.0, atol=1e-6)
     for row, other in zip(rows[1:], lines(tmp_path)[1:], strict=True):
         assert row["reward_failures"] == [0.0] * SEEDS
         for name in other:
@@ -175,11 +174,7 @@ def test_step_composes_sample_and_update():
     composed = update(*sample(state))
     whole = jax.jit(learner.step)(state)
     assert jax.tree.structure(composed) == jax.tree.structure(whole)
-    jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-        composed[0].params,
-        whole[0].params,
-    )
+    chex.assert_trees_all_close(composed[0].params, whole[0].params, rtol=1e-3, atol=1e-5)
     assert_array_equal(*(jax.random.key_data(s.key) for s, _ in (composed, whole)))
 
 

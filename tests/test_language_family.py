@@ -138,12 +138,8 @@ def test_useful_steps_have_tokens_with_an_advantage():
     """
     iterations = np.array([10.0, 10.0])
     config = grpo.Config(num_epochs=2, num_minibatches=4)
-    assert (
-        lecture.useful_steps(
-            result("grpo", updates=[0.5, 0.5], signal=[0.25, 0.25]), config, iterations
-        )
-        == 20.0
-    )
+    rare = result("grpo", updates=[0.5, 0.5], signal=[0.25, 0.25])
+    assert lecture.useful_steps(rare, config, iterations) == 20.0
     assert (
         lecture.useful_steps(result("trpo", accepted=[1.0, 0.5]), trpo.Config(), iterations) == 15.0
     )

@@ -73,11 +73,7 @@ def test_learner_pass_replaces_cached_pass():
     clip."""
     state, batch, _, update = first()
     _, metrics = update(state, batch)
-    assert (
-        float(metrics["clip_fraction_low"].value())
-        == float(metrics["clip_fraction_high"].value())
-        == 0.0
-    )
+    assert [float(metrics[f"clip_fraction_{x}"].value()) for x in ("low", "high")] == [0.0, 0.0]
     assert abs(float(metrics["kl"].value())) < 1e-9
     assert 1e-5 < float(metrics["sampler_kl"].value()) < 1e-4
     assert 1.005 < float(metrics["sampler_max_ratio"].value()) < 1.02
@@ -143,9 +139,7 @@ def graded(problem):
 
     def collect(params, collector, key):
         collector, batch = problem.collect(params, collector, key)
-        return collector, batch._replace(
-            score=batch.log_prob.sum(axis=1).reshape(batch.score.shape)
-        )
+        return collector, batch._replace(score=batch.log_prob.sum(1).reshape(batch.score.shape))
 
     return problem._replace(collect=collect)
 

@@ -197,12 +197,8 @@ def test_pmap_steps_seeds_and_rows():
 
 def test_several_processes_use_all_devices(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert (
-        parallel.choose(
-            "auto", num_seeds=2, num_rows=8, mesh="seed:2,data:4", num_processes=2
-        ).num_devices
-        == 8
-    )
+    sizes = {"num_seeds": 2, "num_rows": 8, "num_processes": 2}
+    assert parallel.choose("auto", mesh="seed:2,data:4", **sizes).num_devices == 8
     with pytest.raises(
         ConfigError,
         match=r"^devices: must be all 8 of the 2 processes, got 6: let them divide the 6 seeds",

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import chex
 import families
 import flax.linen as nn
 import jax
@@ -150,9 +151,7 @@ def test_what_is_saved_is_loaded_again(loaded, name, tmp_path):
     first = loaded(name)
     pretrained.save(tmp_path / "again", *first)
     again = pretrained.load(tmp_path / "again")
-    jax.tree.map(
-        lambda a, b: assert_allclose(a, b, rtol=1e-6, atol=2e-7), first.params, again.params
-    )
+    chex.assert_trees_all_close(first.params, again.params, rtol=1e-6, atol=2e-7)
     assert_allclose(last_logits(*again[:2]), last_logits(*first[:2]), atol=1e-5)
     assert again.chat_template == first.chat_template
     assert again.tokenizer.ends == (1, 2)
@@ -307,9 +306,7 @@ def test_a_model_of_no_family_is_not_written(loaded, tmp_path, changed, message)
 def test_old_and_new_spellings_of_rope_are_one():
     new = families.CONFIGS["gemma3"]
     whole = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
-    old = {
-        key: value for key, value in new.items() if key not in ("rope_parameters", "layer_types")
-    }
+    old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")}
     old |= whole | {"rope_scaling": {"type": "linear", "factor": 8.0}}
     assert architectures.read(old) == architectures.read(new)
     llama = families.CONFIGS["llama"]

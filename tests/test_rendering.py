@@ -71,16 +71,8 @@ def test_every_moment_is_a_picture_of_its_own(name):
 
 def test_components_take_actions_of_any_shape():
     actions = RANDOM.normal(size=(2, 2, 2))
-    assert (
-        len(
-            list(
-                rendering.frames(
-                    rendering.components, episode(np.zeros((3, 2)), actions), title="", width=120
-                )
-            )
-        )
-        == 3
-    )
+    shown = episode(np.zeros((3, 2)), actions)
+    assert len(list(rendering.frames(rendering.components, shown, title="", width=120))) == 3
 
 
 def test_pole_leans_to_the_side_of_its_angle():

@@ -137,18 +137,8 @@ def test_the_example_of_the_documentation_trains(main, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("trace_only")
 def test_immediately_failing_reward_ends_run_with_its_name(main, rows, tmp_path, capsys):
     given = [argument.format(rows=rows) for argument in FILE]
-    assert (
-        main(
-            [
-                "--algorithm=grpo",
-                *SMALL,
-                *given,
-                f"--reward={HERE}:short",
-                f"--out={tmp_path / 'out'}",
-            ]
-        )
-        == 1
-    )
+    given = [*SMALL, *given, f"--reward={HERE}:short", f"--out={tmp_path}/out"]
+    assert main(["--algorithm=grpo", *given]) == 1
     assert (
         "reward_functions.py:short returned 7 numbers for 8 completions; this is the first batch"
         in capsys.readouterr().err

@@ -235,13 +235,9 @@ def test_a_resumed_run_loses_and_doubles_no_example(tmp_path):
             '{"iteration": 20, "step": 200, "seed": 0, "at": [0.0, 0.0]}\n{"iteration": 20, "st'
         )
     run(cut, examples=EXAMPLES, resume=True)
-    assert (cut / "samples.jsonl").read_bytes() == (
-        tmp_path / "whole" / "samples.jsonl"
-    ).read_bytes()
+    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole/samples.jsonl").read_bytes()
     run(cut, examples=EXAMPLES)  # the run in `cut` is started again, not resumed
-    assert (cut / "samples.jsonl").read_bytes() == (
-        tmp_path / "whole" / "samples.jsonl"
-    ).read_bytes()
+    assert (cut / "samples.jsonl").read_bytes() == (tmp_path / "whole/samples.jsonl").read_bytes()
 
 
 def test_one_program_serves_every_chunk_and_every_length(tmp_path):

@@ -228,9 +228,7 @@ def test_help_lists_every_field_with_its_default(monkeypatch, capsys):
 
 
 def test_process_exits_2_with_one_line(tmp_path):
-    status, output, errors = finish(
-        start("control", "--config.gama=0.9", f"--out={tmp_path / 'new'}")
-    )
+    status, output, errors = finish(start("control", "--config.gama=0.9", f"--out={tmp_path}/new"))
     assert (status, output) == (2, "")
     assert errors == "error: --config.gama: is not a setting; did you mean config.gamma?\n"
 
@@ -332,8 +330,7 @@ def test_overlong_shaping_spares_the_longest_right_answer(
 
     monkeypatch.setattr(language_lib, "make_problem", spy)
     written_down(
-        launch.language,
-        ["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path / 'run'}"],
+        launch.language, ["--task.num_digits=1", "--devices=1", *arguments, f"--out={tmp_path}/run"]
     )
     assert asked == [want]
 

@@ -88,11 +88,8 @@ def test_draws_follow_seed_and_lie_in_range():
         {},
     )
     found = search_space.combinations(asked, 200, 3)
-    assert (
-        found
-        == search_space.combinations(asked, 200, 3)
-        != search_space.combinations(asked, 200, 4)
-    )
+    assert found == search_space.combinations(asked, 200, 3)
+    assert found != search_space.combinations(asked, 200, 4)
     assert len(found) == 400
     rates = np.array([float(each["config.learning_rate"]) for each in found[:200]])
     assert rates.min() >= 1e-5

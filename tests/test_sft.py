@@ -3,6 +3,7 @@
 import json
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,9 +58,7 @@ def test_step_follows_cross_entropy_of_answers():
     loss, gradient = jax.value_and_grad(cross_entropy)(state.params.policy)
     assert metrics["loss"].value() == pytest.approx(float(loss), rel=1e-5)
     wanted = jax.tree.map(lambda x, g: x - 0.5 * g, state.params.policy, gradient)
-    jax.tree.map(
-        lambda x, y: assert_allclose(x, y, rtol=1e-4, atol=1e-6), after.params.policy, wanted
-    )
+    chex.assert_trees_all_close(after.params.policy, wanted, rtol=1e-4, atol=1e-6)
     measure = jax.jit(demonstrations.make_evaluate(TASK, MODEL, num_prompts=20))
     held_out = measure(state.params, state.collector, jax.random.key(0))
     assert held_out["held_out_loss"].shape == (20,)

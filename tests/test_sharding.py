@@ -5,13 +5,14 @@ import functools
 from functools import cache
 from typing import Any, NamedTuple
 
+import chex
 import hlo_counts
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from probes import norm
 from tables import slow
 
@@ -204,9 +205,7 @@ def test_logits_are_computed_where_their_rows_are():
         of_rows = functools.partial(gradients, at_once=32 * rows, over_rows=over)
         program = jax.jit(of_rows, out_shardings=tuple(places)).lower(*placed).compile()
         found.append(hlo_counts.Program(program.as_text()).counts().collectives)
-        jax.tree.map(
-            lambda a, b: assert_allclose(a, b, rtol=1e-4, atol=1e-5), program(*placed), want
-        )
+        chex.assert_trees_all_close(program(*placed), want, rtol=1e-4, atol=1e-5)
     whole, parts = found
     assert parts == whole
     assert 0 < sum(transfer.count for transfer in whole.values()) <= 3

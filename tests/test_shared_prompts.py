@@ -214,9 +214,7 @@ def test_methods_with_a_critic_read_prompts_once_too(name):
     """The policy computes prompts once; the critic and rows of Fisher products are computed
     completely."""
     problem = problem_of(DEEP.clone(mlp_width=24), critic=CRITIC)
-    learners = [
-        IN_ORDER[name](each) for each in (problem, problem._replace(fast_paths=FastPaths()))
-    ]
+    learners = [IN_ORDER[name](x) for x in (problem, problem._replace(fast_paths=FastPaths()))]
     rows, columns, budget = PROMPTS * GROUP, TASK.prompt_length, TASK.answer_length
     assert read_positions(learners[1]) == rows * (columns + budget - 1)
     assert read_positions(learners[0]) == PROMPTS * columns + rows * (budget - 1)

@@ -224,9 +224,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
     makes ineffective."""
     monkeypatch.setattr(control, "CONFIGS", tmp_path / "configs")
     (tmp_path / "configs" / "ppo").mkdir(parents=True)
-    (tmp_path / "configs" / "ppo" / "CartPole-v1.json").write_text(
-        '{"flags": {"config.lambda_": 0.5}}'
-    )
+    (tmp_path / "configs/ppo/CartPole-v1.json").write_text('{"flags": {"config.lambda_": 0.5}}')
     ranges = [
         "--config.early_stop=true",
         "--config.target_kl=0.5,0.25",

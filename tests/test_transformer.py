@@ -4,6 +4,7 @@ switch."""
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,9 +94,7 @@ def test_cached_steps_equal_one_pass(switches):
 
 def test_cache_keeps_key_value_heads_only():
     model, _ = build(kv_heads=2)
-    assert {leaf.shape for leaf in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {
-        (3, 2, LENGTH, 4)
-    }
+    assert {x.shape for x in jax.tree.leaves(model.empty_cache(3, LENGTH))} == {(3, 2, LENGTH, 4)}
     assert len(model.empty_cache(3, LENGTH)) == 2
 
 
@@ -151,11 +150,7 @@ def test_the_last_outputs_alone_are_those_of_all(switches, layers):
     )(params)
     assert logits.shape == (3, 2, VOCABULARY)
     assert_allclose(logits, all_logits[:, -2:], rtol=1e-5, atol=1e-5)
-    jax.tree.map(
-        functools.partial(assert_allclose, rtol=1e-5, atol=1e-5),
-        (alone, cache),
-        (whole, whole_cache),
-    )
+    chex.assert_trees_all_close((alone, cache), (whole, whole_cache), rtol=1e-5, atol=1e-5)
 
 
 def test_grouped_queries_share_their_keys():
@@ -224,9 +219,7 @@ def test_bfloat16_computes_and_keeps_float32_parameters_and_logits(tied):
     model, params = build(layers=1, tied=tied)
     low, low_params = build(layers=1, tied=tied, dtype=jnp.dtype("bfloat16"))
     assert {leaf.dtype for leaf in jax.tree.leaves(low_params)} == {jnp.dtype("float32")}
-    assert {leaf.dtype for leaf in jax.tree.leaves(low.empty_cache(1, 2))} == {
-        jnp.dtype("bfloat16")
-    }
+    assert {x.dtype for x in jax.tree.leaves(low.empty_cache(1, 2))} == {jnp.dtype("bfloat16")}
     logits, want = logits_of(low, low_params, tokens_of()), logits_of(model, params, tokens_of())
     assert logits.dtype == jnp.float32
     error = float(jnp.abs(logits - want).max() / jnp.abs(want).max())
@@ -262,7 +255,7 @@ def test_remat_keeps_less_and_changes_nothing_else():
         jax.jit(jax.value_and_grad(functools.partial(loss, each)))(params)
         for each in (model, again)
     )
-    jax.tree.map(functools.partial(assert_allclose, rtol=2e-3, atol=1e-4), got, want)
+    chex.assert_trees_all_close(got, want, rtol=2e-3, atol=1e-4)
     assert kept(again) < 0.5 * kept(model)
 
 

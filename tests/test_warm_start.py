@@ -186,13 +186,7 @@ def test_interrupt_in_warm_start_stops_immediately_without_saving(tmp_path, monk
 
 @pytest.mark.slow
 def test_interrupt_ends_the_process_of_warm_start(tmp_path):
-    arguments = [
-        *SMALL,
-        "--algorithm=grpo",
-        "--seeds=2",
-        "--devices=1",
-        f"--out={tmp_path / 'run'}",
-    ]
+    arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={tmp_path}/run"]
     with start("language", *arguments, "--warm_start.steps=10000000") as process:
         line = process.stdout.readline()
         while line and "warm start, step" not in line:

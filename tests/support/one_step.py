@@ -114,15 +114,19 @@ def change(algorithm, **changes):
 
 
 def flat(tree):
-    return np.concatenate(
-        [np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
-    )
+    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
 
 
 def assert_same(got, want, tolerance=1e-4):
     got, want = flat(got), flat(want)
     assert np.linalg.norm(want) > 1e-4
     assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
+
+
+def assert_moves(algorithm, weight, **settings):
+    """Asserts that a step with these settings is the gradient with that weight on every sample."""
+    want = gradient(algorithm, weights(algorithm) * weight)
+    assert_same(change(algorithm, **settings).policy, want)
 
 
 def times(scale, tree):

@@ -143,9 +143,7 @@ def tabular_problem(*, num_prompts=4, group_size=1, num_steps=8, dense=True):
             collector.sharded["row"]
         )
         context = jax.vmap(lambda key: jax.random.randint(key, (), 0, states))(keys[:, 0])
-        inputs = (
-            jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None, :]
-        ) % states
+        inputs = (jnp.repeat(context, group_size)[:, None] + jnp.arange(num_steps)[None]) % states
         distribution, value = apply(params, inputs)
         members = jax.vmap(lambda key: jax.random.split(key, group_size))(keys[:, 1]).reshape(-1)
         action = jax.vmap(lambda row, key: row.sample(key))(distribution, members)
