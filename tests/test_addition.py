@@ -14,7 +14,7 @@ from jaxrl_po.language import tasks
 
 EACH = [(1, True, True), (2, True, False), (3, False, True), (9, False, False)]
 VARIANTS = pytest.mark.parametrize("variant", EACH, ids=str)
-SPLITS = cases("variant, held_out", *list(itertools.product(EACH, (False, True))), ids=str)
+SPLITS = cases("variant, held_out", *itertools.product(EACH, (False, True)), ids=str)
 
 
 @functools.cache

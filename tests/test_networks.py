@@ -148,8 +148,8 @@ TALL = (networks.TALL * (NARROW + 1), NARROW + 1)  # the smallest kernel that is
 
 @cases(
     "batch, shape",
-    *[((3, 5), (4, columns)) for columns in (1, 2, NARROW, NARROW + 1)]
-    + [((4, TALL[1]), TALL), ((4 * TALL[1] - 1,), TALL)],
+    *(((3, 5), (4, columns)) for columns in (1, 2, NARROW, NARROW + 1)),
+    *(((4, TALL[1]), TALL), ((4 * TALL[1] - 1,), TALL)),
 )
 def test_product_has_the_derivatives_of_a_matrix_product(batch, shape):
     """The derivatives agree forwards and backwards, kernel by kernel and vmapped over kernels."""
