@@ -294,7 +294,7 @@ def test_resumed_populations_equal_uninterrupted_ones(tmp_path, method, name, dr
 
 
 SMALL = [flag for flag in SWEEP if not flag.startswith(("--config.learning_rate", "--evaluations"))]
-RATE = {"config.learning_rate": "log_uniform(1e-4,1e-1)"}
+RATE = {"config.learning_rate": search_space.flags.FlagText("log_uniform(1e-4,1e-1)")}
 
 
 def experiment(out, **more):
@@ -332,6 +332,15 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     moments = jax.tree.leaves(alone.opt_state), jax.tree.leaves(member.opt_state[1][1])
     assert at == 8
     assert all(np.array_equal(x[0], y) for x, y in zip(*moments, strict=True))
+
+
+def test_best_run_decays_with_its_sweep(tmp_path):
+    given = texts(["--env=Pendulum-v1", "--draws=2", "--exploit_every=2", f"--out={tmp_path}"])
+    given |= texts(["--total_steps=40960"]) | RATE
+    spec = search_space.parse(control, given, search_space.ControlSweep(env="Pendulum-v1"))
+    assert spec.tuned["config.decay_iterations"] == 488
+    made = populations.plan(control, spec, {"config.learning_rate": "1e-3"}).given
+    assert made["config.decay_iterations"] == 20
 
 
 @pytest.mark.parametrize(

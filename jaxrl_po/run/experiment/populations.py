@@ -18,7 +18,7 @@ from jaxrl_po import population
 from jaxrl_po.config import ConfigError, Json, Values, setting_of
 from jaxrl_po.masked import Mean
 from jaxrl_po.population import Space
-from jaxrl_po.run.experiment import search_space, settings
+from jaxrl_po.run.experiment import flags, search_space, settings
 from jaxrl_po.run.experiment.prepare import SUCCESS, prepare
 from jaxrl_po.run.experiment.search_space import BEST, EVALUATION, Search, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain
@@ -63,7 +63,8 @@ def plan(domain: Domain[Any], spec: SweepSpec, first: Values) -> Plan:
       ConfigError: A flag has a grid or a tie, or a draw of another section or of a static field; or
         an end of a draw is not a valid value.
     """
-    method = dataclasses.fields(spec.settings(domain, first).config.method)
+    made = spec.settings(domain, first)
+    method = dataclasses.fields(made.config.method)
     numbers = {f"{SECTION}{x.name}" for x in method if not setting_of(x).static}
     for name in (*spec.swept, *spec.drawn):
         if name in spec.swept or name not in numbers:
@@ -82,8 +83,11 @@ def plan(domain: Domain[Any], spec: SweepSpec, first: Values) -> Plan:
             choices[name.removeprefix(SECTION)] = values
         else:
             bounds[name.removeprefix(SECTION)] = values[0], values[1]
-    of_search = {x.name for x in dataclasses.fields(Search)}
-    given = {name: x for name, x in {**spec.tuned, **spec.flags}.items() if name not in of_search}
+    settled = settings.settle(domain, made, domain.open_world(made.config))
+    of_run = flags.flatten(settled.sections())
+    for field in dataclasses.fields(Search):
+        of_run.pop(field.name)
+    given = {name: of_run[name] for name in (*spec.tuned, *spec.flags) if name in of_run}
     given |= {"out": str(Path(spec.flags["out"]) / BEST), "overwrite": True, "resume": False}
     given |= {"seeds": 1, "devices": "auto", "mesh": "", "log_every": spec.flags["exploit_every"]}
     return Plan(Space(bounds, choices), given)
@@ -205,8 +209,8 @@ def read_history(path: Path, score: str, space: Space) -> History:
     parent = read(PARENT).astype(int)
     ancestor = trace(parent)
     scores = np.take_along_axis(read(score), ancestor[:, evaluated], axis=0)
-    flags = [SECTION + name for name in (*space.bounds, *space.choices)]
-    return History(lines, parent, ancestor, scores, {x: read(SETTING + x) for x in flags})
+    names = [SECTION + name for name in (*space.bounds, *space.choices)]
+    return History(lines, parent, ancestor, scores, {x: read(SETTING + x) for x in names})
 
 
 def trace(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -154,13 +154,13 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     rounded = bool(stored) and not stored.get(EXACT)
     found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
     groups = group(domain, spec, found)
-    plan = populations.plan(domain, spec, found[0]) if options.exploit_every else None
     if spec.tuned:
         print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     with flags.locating(sections):
+        plan = populations.plan(domain, spec, found[0]) if options.exploit_every else None
         score = check_groups(domain, groups, options, plan)
         if options.confirm:
             fresh = on_fresh_seeds(spec, options)
