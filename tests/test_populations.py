@@ -369,6 +369,7 @@ def test_best_run_decays_with_its_sweep(tmp_path):
         (RATE | {"config.gamma": [0.9, 0.99]}, {}, "gamma: must have one value with"),
         (RATE | {"config.epsilon_low": "@config.learning_rate"}, {}, "epsilon_low: must have one"),
         ({"network.width": "choice(4,8)"}, {}, "network.width: must have one value"),
+        ({"config.learning_rate": "choice(1,a)"}, {}, "learning_rate: must be a number"),
         ({"config.learning_rate": "choice(1,0)"}, {}, "learning_rate: must lie in .*, got 0"),
         ({"config.gamma": "uniform(0.5,1.1)"}, {}, "gamma: must lie in .*, got 1.1"),
     ],

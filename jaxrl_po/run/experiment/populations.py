@@ -76,10 +76,10 @@ def space_of(domain: Domain[Any], spec: SweepSpec, first: Values) -> Space:
     bounds, choices = dict[str, tuple[float, float]](), dict[str, list[float]]()
     for name, written in spec.drawn.items():
         kind, texts = search_space.parse_draw(name, written)
-        values = [float(np.float32(x)) for x in texts]
-        for value in values:
-            if value or kind == "choice":  # no factor makes a number 0
-                spec.settings(domain, {**first, name: value})
+        for text in texts:
+            if kind == "choice" or float(text):  # no factor makes a number 0
+                spec.settings(domain, {**first, name: text})
+        values = [float(x) for x in texts]
         if kind == "choice":
             choices[name.removeprefix(SECTION)] = values
         else:
