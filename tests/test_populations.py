@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import populations as study
 import pytest
 import tiny
 from finished import SWEEP
@@ -399,3 +400,18 @@ def test_best_language_member_is_loaded(tmp_path):
 def test_equal_draws_are_members_of_their_own():
     coin = search_space.SweepSpec({"exploit_every": 2}, {}, {"config.gamma": "choice(1,1)"}, {})
     assert len(search_space.combinations(coin, 6, 0)) == 6
+
+
+def test_study_names_its_tasks(tmp_path):
+    with pytest.raises(ConfigError, match=r"tasks: must be among Acrobot-v1, .*, got 'Chess'"):
+        study.main(["--tasks=Chess", f"--out={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_study_compares_populations_and_sweeps(tmp_path, capsys):
+    sizes = ["--tasks=Acrobot-v1", "--seeds=2", "--draws=5", "--steps=8192", "--exploit_every=2"]
+    assert study.main([*sizes, f"--out={tmp_path}"]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())["Acrobot-v1"]
+    assert {arm: len(x) for arm, x in scores.items()} == dict.fromkeys(study.ARMS, 2)
+    assert "population − random sweep: " in (tmp_path / "table.txt").read_text()
+    assert (tmp_path / "table.txt").read_text() in capsys.readouterr().out

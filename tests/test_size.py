@@ -6,10 +6,10 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_447,
-    "run layer code": 11_522,
+    "library code": 25_460,
+    "run layer code": 11_531,
     "run layer files": 79,
-    "run layer import pairs": 369,
+    "run layer import pairs": 370,
     "folders of run/ in import cycles": 0,
     "signatures with Any in the run layer": 113,
     "records above 14 fields in the run layer": 0,
@@ -24,7 +24,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_499,
-    "test code": 38_588,
+    "test code": 38_720,
 }
 
 
