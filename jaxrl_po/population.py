@@ -91,7 +91,8 @@ def exploit(
     """Replaces the lowest fifth of a population by perturbed copies of members of the highest.
 
     A replaced member gets all of the parent's state except the key, and the parent's settings after
-    `perturb`. Its key is new, so that its random numbers are not the parent's.
+    `perturb`. Its key is new, so that its random numbers are not the parent's. The adaptive
+    coefficient `state.kl_coefficient` is scaled as a setting of that name is.
 
     Args:
       state: training states of N members; leaves `[N, …]`, except the frozen parameters, which the
@@ -113,4 +114,8 @@ def exploit(
     fresh = jax.random.split(of_members, len(parents))
     other = replaced.reshape(-1, *[1] * (state.key.ndim - 1))
     own = copied[0]._replace(key=jnp.where(other, fresh, state.key))
+    if (beta := "kl_coefficient") in perturbed:
+        old, new = copied[1][beta], perturbed[beta]
+        scaled = jnp.where(old == 0.0, new, own.kl_coefficient * new / old)
+        own = own._replace(kl_coefficient=jnp.where(replaced, scaled, own.kl_coefficient))
     return own.with_frozen(state.params.frozen), after, parents

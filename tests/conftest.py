@@ -16,7 +16,8 @@ from pathlib import Path
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_optimization_level=0",
+        # By default, LLVM compiles a program in up to 32 parts, and each part has its own cost.
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
         # jaxlib 0.11 rejects this flag and does not start with it
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
     ]

@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import populations as study
 import pytest
 import tiny
 from finished import SWEEP
@@ -157,6 +158,18 @@ def test_exploit_copies_all_but_key_and_frozen(raw):
     assert changed["stride"][jnp.array([0, 2, 3, 4])].tolist() == [1.0] * 4
 
 
+def test_perturbed_penalty_scales_its_adaptive_coefficient():
+    state = jax.vmap(lambda key: start_of(key, 1))(jax.random.split(jax.random.key(0), 3))
+    state = state._replace(kl_coefficient=jnp.array([8.0, 4.0, 6.0]))
+    values = {"kl_coefficient": jnp.array([2.0, 3.0, 1.0])}
+    space = Space({"kl_coefficient": (0.1, 10.0)})
+    score = jnp.array([0.0, 2.0, 1.0])
+    after, changed, _ = population.exploit(state, values, score, space, jax.random.key(1))
+    factor = changed["kl_coefficient"][0] / 3.0
+    assert factor != 1.0
+    np.testing.assert_allclose(after.kl_coefficient, [4.0 * factor, 4.0, 6.0], rtol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
     """Returns job, folder, lines and outcome of a population of walks."""
@@ -276,9 +289,9 @@ def test_resumed_populations_equal_uninterrupted_ones(tmp_path, method, name, dr
     options = settings.options_of(search_space.RECORDS[domain.NAME], given)
     spec = search_space.parse(domain, given, options)
     found = search_space.combinations(spec, 4, 0)
-    plan = populations.plan(domain, spec, found[0])
+    space = populations.space_of(domain, spec, found[0])
     (group,) = sweeping.group(domain, spec, found)
-    job = sweeping.build_group(domain, [each for _, each in group], options, plan)
+    job = sweeping.build_group(domain, [each for _, each in group], options, space)
     steps = job.length.steps_per_iteration
     ended = []
     for place, lengths in (("whole", [6]), ("cut", [3, 6])):
@@ -294,7 +307,7 @@ def test_resumed_populations_equal_uninterrupted_ones(tmp_path, method, name, dr
 
 
 SMALL = [flag for flag in SWEEP if not flag.startswith(("--config.learning_rate", "--evaluations"))]
-RATE = {"config.learning_rate": "log_uniform(1e-4,1e-1)"}
+RATE = {"config.learning_rate": search_space.flags.FlagText("log_uniform(1e-4,1e-1)")}
 
 
 def experiment(out, **more):
@@ -312,8 +325,8 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     assert [len(row["lineage"]["parents"]) for row in rows] == [2] * 5
     *_, state, history, index = saved[0]
     assert history.ancestor[index, 0] != index  # so that its lines and settings are not its own
-    best = sweeping.final_scores(history.scores)[index]
-    assert best == max(sweeping.final_scores(row["scores"]).max() for row in rows)
+    highest = sweeping.final_scores(history.scores)[index]
+    assert highest == max(sweeping.final_scores(row["scores"]).max() for row in rows)
     loaded = run.load(tmp_path)
     assert loaded.iteration == 8
     member = select_seed(state, index)
@@ -321,17 +334,29 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     for name in ("config.learning_rate", "config.entropy_coefficient"):
         now = np.asarray(getattr(state.opt_state[1][0], name.split(".")[1]))[index]
         assert loaded.settings[name] == swept.best[name] == pytest.approx(float(now))
-    lines = read(tmp_path / "best" / "metrics.jsonl")
+    lines = read(tmp_path / search_space.BEST / "metrics.jsonl")
     assert [line["greedy_return"] for line in lines if "greedy_return" in line] == [
         [score] for score in history.scores[index]
     ]
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert not (tmp_path / "sweep.png").exists()
-    again = read_experiment(str(tmp_path / "best"), total_steps=320).read()
-    at, alone = earlier.state_of(prepare(control, again), "out", str(tmp_path / "best"), "latest")
+    best = str(tmp_path / search_space.BEST)
+    again = prepare(control, read_experiment(best, total_steps=320).read())
+    at, alone = earlier.state_of(again, "out", best, "latest")
     moments = jax.tree.leaves(alone.opt_state), jax.tree.leaves(member.opt_state[1][1])
     assert at == 8
     assert all(np.array_equal(x[0], y) for x, y in zip(*moments, strict=True))
+
+
+def test_best_run_decays_with_its_sweep(tmp_path):
+    given = texts(["--env=Pendulum-v1", "--draws=2", "--exploit_every=2", f"--out={tmp_path}"])
+    given |= texts(["--total_steps=40960"]) | RATE
+    spec = search_space.parse(control, given, search_space.ControlSweep(env="Pendulum-v1"))
+    assert spec.tuned["config.decay_iterations"] == 488
+    first = {"config.learning_rate": "1e-3"}
+    made = populations.make_plan(control, spec, first, Space({})).settings
+    assert made["config.decay_iterations"] == 20
+    assert made["resolved"]["origin"]["config.decay_iterations"] == "tuned"
 
 
 @pytest.mark.parametrize(
@@ -342,9 +367,11 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
         (RATE, {"exploit_every": 8}, "exploit_every: must be below 8, the iterations"),
         (RATE, {"exploit_every": 0, "exploit_by": "evaluation"}, "exploit_by: has no effect"),
         (RATE, {"exploit_by": "x"}, "exploit_by: must be one of training, evaluation"),
-        (RATE | {"config.gamma": [0.9, 0.99]}, {}, "gamma: must have one value, or be a drawn"),
+        (RATE | {"config.gamma": [0.9, 0.99]}, {}, "gamma: must have one value with"),
         (RATE | {"config.epsilon_low": "@config.learning_rate"}, {}, "epsilon_low: must have one"),
-        ({"network.width": "choice(4,8)"}, {}, "network.width: must have one value, or be a drawn"),
+        ({"network.width": "choice(4,8)"}, {}, "network.width: must have one value"),
+        ({"config.learning_rate": "choice(1,a)"}, {}, "learning_rate: must be a number"),
+        ({"config.learning_rate": "choice(1,0)"}, {}, "learning_rate: must lie in .*, got 0"),
         ({"config.gamma": "uniform(0.5,1.1)"}, {}, "gamma: must lie in .*, got 1.1"),
     ],
 )
@@ -355,6 +382,36 @@ def test_unsuitable_population_is_refused(tmp_path, over, options, message):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
+def test_best_language_member_is_loaded(tmp_path):
+    names = ("--total", "--warm_start", "--devices")
+    argv = [flag for flag in tiny.LANGUAGE if not flag.startswith(names)]
+    keywords = {x: json.loads(y) for x, y in texts(argv).items()}
+    addition = run.Experiment(
+        task="addition", algorithm="grpo", out=tmp_path, total_steps=40, **keywords
+    )
+    swept = run.sweep(addition, over=RATE, draws=3, exploit_every=2)
+    loaded = run.load(tmp_path)
+    assert loaded.settings["config.learning_rate"] == swept.best["config.learning_rate"]
+    assert loaded.settings["config.warm_up_iterations"] == 0  # a tenth of five iterations
+    assert len(loaded.generate(["1+2="])) == 1
+
+
 def test_equal_draws_are_members_of_their_own():
     coin = search_space.SweepSpec({"exploit_every": 2}, {}, {"config.gamma": "choice(1,1)"}, {})
     assert len(search_space.combinations(coin, 6, 0)) == 6
+
+
+def test_study_names_its_tasks(tmp_path):
+    with pytest.raises(ConfigError, match=r"tasks: must be among Acrobot-v1, .*, got 'Chess'"):
+        study.main(["--tasks=Chess", f"--out={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_study_compares_populations_and_sweeps(tmp_path, capsys):
+    sizes = ["--tasks=Acrobot-v1", "--seeds=2", "--draws=5", "--steps=8192", "--exploit_every=2"]
+    assert study.main([*sizes, f"--out={tmp_path}"]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())["Acrobot-v1"]
+    assert {arm: len(x) for arm, x in scores.items()} == dict.fromkeys(study.ARMS, 2)
+    assert "population − random sweep: " in (tmp_path / "table.txt").read_text()
+    assert (tmp_path / "table.txt").read_text() in capsys.readouterr().out

@@ -6,15 +6,15 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_158,
-    "run layer code": 11_281,
-    "run layer files": 78,
-    "run layer import pairs": 359,
+    "library code": 25_460,
+    "run layer code": 11_531,
+    "run layer files": 79,
+    "run layer import pairs": 370,
     "folders of run/ in import cycles": 0,
-    "signatures with Any in the run layer": 111,
+    "signatures with Any in the run layer": 113,
     "records above 14 fields in the run layer": 0,
-    "modules of run/ with one importer": 15,
-    "experiments code": 5_625,
+    "modules of run/ with one importer": 16,
+    "experiments code": 5_741,
     "functions above 70 lines of code": 0,
     "functions with more than 8 arguments": 0,
     "files above 400 lines of code": 0,
@@ -24,7 +24,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_499,
-    "test code": 38_289,
+    "test code": 38_635,
 }
 
 

@@ -78,14 +78,14 @@ def train(given: Values, out: Path, title: str) -> tuple[npt.NDArray[np.float64]
     spec = search_space.parse(control, given, options)
     options = sweeping.sweep_options(control, spec)
     found = search_space.combinations(spec, options.draws, options.seed)
-    plan = populations.plan(control, spec, found[0]) if options.exploit_every else None
+    space = populations.space_of(control, spec, found[0]) if options.exploit_every else None
     (group,) = sweeping.group(control, spec, found)
-    job = sweeping.build_group(control, [each for _, each in group], options, plan)
+    job = sweeping.build_group(control, [each for _, each in group], options, space)
     rows, outcome = sweeping.train_group(job, options, out, title)
     scores = sweeping.curves(rows)[job.evaluation.score]
-    if plan is not None:
+    if space is not None:
         path = out / runner.METRICS
-        scores = populations.read_history(path, job.evaluation.score, plan.space).scores
+        scores = populations.read_history(path, job.evaluation.score, space).scores
     best = sweeping.final_scores(scores).reshape(-1, options.seeds).argmax(axis=0)
     key = jax.random.key(options.seed + 10_000)
     fresh = jax.jit(job.measure)(outcome.state, key)[job.evaluation.score]

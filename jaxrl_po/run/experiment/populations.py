@@ -18,13 +18,14 @@ from jaxrl_po import population
 from jaxrl_po.config import ConfigError, Json, Values, setting_of
 from jaxrl_po.masked import Mean
 from jaxrl_po.population import Space
-from jaxrl_po.run.experiment import search_space, settings
+from jaxrl_po.run.experiment import search_space
 from jaxrl_po.run.experiment.prepare import SUCCESS, prepare
-from jaxrl_po.run.experiment.search_space import BEST, EVALUATION, Search, Sweep, SweepSpec
+from jaxrl_po.run.experiment.search_space import BEST, EVALUATION, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.figures.plotting import Panel, Series
 from jaxrl_po.run.loop.job import TrainJob
+from jaxrl_po.run.loop.programs import MICROBATCHES
 from jaxrl_po.run.store import checkpoint, folder, metrics
 from jaxrl_po.types import Batch, Learner, Metrics, PyTree, Row, TrainState
 
@@ -37,11 +38,11 @@ class Plan(NamedTuple):
 
     Attributes:
       space: Values that the settings may take, by name of the method's field.
-      given: Flags of the run of the best member, without the settings in `space`.
+      settings: Content of `config.json` of the best member's run, with the first member's settings.
     """
 
     space: Space
-    given: Json
+    settings: Json
 
 
 class Exploits(NamedTuple):
@@ -56,8 +57,8 @@ class Exploits(NamedTuple):
     parent: jax.Array
 
 
-def plan(domain: Domain[Any], spec: SweepSpec, first: Values) -> Plan:
-    """Returns the population of a sweep; `first` holds the values of one of its members.
+def space_of(domain: Domain[Any], spec: SweepSpec, first: Values) -> Space:
+    """Returns the settings of a population; `first` holds the values of one of its members.
 
     Raises:
       ConfigError: A flag has a grid or a tie, or a draw of another section or of a static field; or
@@ -69,24 +70,34 @@ def plan(domain: Domain[Any], spec: SweepSpec, first: Values) -> Plan:
         if name in spec.swept or name not in numbers:
             raise ConfigError(
                 name,
-                "must have one value, or be a drawn number of the method, with exploit_every: a "
-                "population is one program",
+                "must have one value with exploit_every, or be a number of the method that is "
+                "drawn, e.g. config.learning_rate=log_uniform(1e-5,1e-2)",
             )
     bounds, choices = dict[str, tuple[float, float]](), dict[str, list[float]]()
     for name, written in spec.drawn.items():
         kind, texts = search_space.parse_draw(name, written)
+        for text in texts:
+            if kind == "choice" or float(text):  # no factor makes a number 0
+                spec.settings(domain, {**first, name: text})
         values = [float(x) for x in texts]
-        for text in filter(float, texts):  # no factor makes a number 0
-            spec.settings(domain, {**first, name: text})
         if kind == "choice":
             choices[name.removeprefix(SECTION)] = values
         else:
             bounds[name.removeprefix(SECTION)] = values[0], values[1]
-    of_search = {x.name for x in dataclasses.fields(Search)}
-    given = {name: x for name, x in {**spec.tuned, **spec.flags}.items() if name not in of_search}
-    given |= {"out": str(Path(spec.flags["out"]) / BEST), "overwrite": True, "resume": False}
-    given |= {"seeds": 1, "devices": "auto", "mesh": "", "log_every": spec.flags["exploit_every"]}
-    return Plan(Space(bounds, choices), given)
+    return Space(bounds, choices)
+
+
+def make_plan(domain: Domain[Any], spec: SweepSpec, first: Values, space: Space) -> Plan:
+    """Returns the population of a sweep; must follow the placement of its program on devices."""
+    made = spec.settings(domain, first)
+    options = {x.name: getattr(made.config.run, x.name) for x in dataclasses.fields(domain.OPTIONS)}
+    options |= {"out": str(Path(spec.flags["out"]) / BEST), "overwrite": True, "resume": False}
+    options |= {"seeds": 1, "devices": "auto", "mesh": "", "log_every": spec.flags["exploit_every"]}
+    config = dataclasses.replace(made.config, run=domain.OPTIONS(**options))
+    given = {**made.given, MICROBATCHES: None}  # a sweep does not choose their number
+    origins = {x: y for x, y in made.origins.items() if x in options or "." in x}
+    job = prepare(domain, made._replace(config=config, given=given, origins=origins))
+    return Plan(space, job.output.settings)
 
 
 def with_exploits(job: TrainJob, options: Sweep, space: Space) -> TrainJob:
@@ -205,8 +216,8 @@ def read_history(path: Path, score: str, space: Space) -> History:
     parent = read(PARENT).astype(int)
     ancestor = trace(parent)
     scores = np.take_along_axis(read(score), ancestor[:, evaluated], axis=0)
-    flags = [SECTION + name for name in (*space.bounds, *space.choices)]
-    return History(lines, parent, ancestor, scores, {x: read(SETTING + x) for x in flags})
+    names = [SECTION + name for name in (*space.bounds, *space.choices)]
+    return History(lines, parent, ancestor, scores, {x: read(SETTING + x) for x in names})
 
 
 def trace(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -222,13 +233,10 @@ def trace(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return ancestor
 
 
-def save_best(
-    domain: Domain[Any], plan: Plan, job: TrainJob, state: TrainState, history: History, best: int
-) -> None:
+def save_best(plan: Plan, job: TrainJob, state: TrainState, history: History, best: int) -> None:
     """Writes the run of the best member, which `run.load` reads, and the curves of its population.
 
     Args:
-      domain: Domain of the run.
       plan: Population of the sweep.
       job: Job of the population.
       state: Final state of the population, leaves `[C·S, …]`.
@@ -240,11 +248,10 @@ def save_best(
         own = {x: np.array(y, np.float64)[[at]] for x, y in line.items() if isinstance(y, list)}
         rows.append({**line, **metrics.by_seed(own)})
     values = {flag: float(x[best, -1]) for flag, x in history.values.items()}
-    settled = prepare(domain, settings.merge_settings(domain, plan.given | values))
     alone = state.with_frozen(None)._replace(opt_state=state.opt_state[1][1])
     alone = jax.tree.map(lambda x: x[best : best + 1], alone)
-    with folder.claim(plan.given["out"], overwrite=True) as out:
-        stored = settled.output.settings
+    stored = plan.settings | values
+    with folder.claim(stored["out"], overwrite=True) as out:
         folder.write_settings(out, stored)
         metrics.truncate(out / "metrics.jsonl", -1)
         metrics.append(out / "metrics.jsonl", *rows)
@@ -266,6 +273,6 @@ def save_best(
             *((flag, SETTING + flag) for flag in values),
         ]
     ]
-    picture = out.parent / "curves.png"
+    picture = out.parents[1] / "curves.png"
     with plotting.report_failure(picture):
         plotting.save_panels(panels, picture)

@@ -23,7 +23,7 @@ DRAW = re.compile(r"(\w+) *\((.*)\)")
 DISTRIBUTIONS = ("log_uniform", "uniform", "choice")
 TIE = "@"  # begins a value that is the value of another searched flag
 TRAINING, EVALUATION = "training", "evaluation"  # scores that rank a population
-BEST = "best"  # folder with the run of the best member of a population
+BEST = "programs/best"  # folder with the run of the best member of a population
 
 
 @config.record

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from jaxrl_po import config
 from jaxrl_po.config import ConfigError, Json, Values, setting_of
+from jaxrl_po.population import Space
 from jaxrl_po.run import errors
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.compilation import keep_programs
@@ -25,7 +26,7 @@ from jaxrl_po.run.experiment import flags, populations, search_space, settings, 
 from jaxrl_po.run.experiment.experiment import DOMAINS, Experiment, with_names
 from jaxrl_po.run.experiment.options import TUNED, RunConfig, RunOptions
 from jaxrl_po.run.experiment.populations import Plan
-from jaxrl_po.run.experiment.search_space import BEST, RECORDS, TIE, Sweep, SweepSpec
+from jaxrl_po.run.experiment.search_space import RECORDS, TIE, Sweep, SweepSpec
 from jaxrl_po.run.experiment.settings import Domain, Settings
 from jaxrl_po.run.figures import plotting
 from jaxrl_po.run.loop import runner, signals
@@ -154,14 +155,15 @@ def run_sweep(domain: Domain[Any], given: Values, *, leave_early: bool = False) 
     rounded = bool(stored) and not stored.get(EXACT)
     found = search_space.combinations(spec, options.draws, options.seed, rounded=rounded)
     groups = group(domain, spec, found)
-    plan = populations.plan(domain, spec, found[0]) if options.exploit_every else None
     if spec.tuned:
         print(f"{TUNED}: {errors.spell_all(spec.tuned)}")
     total = math.prod(map(len, spec.swept.values())) * (options.draws or 1)
     if len(found) < total:
         print(f"{len(found)} of {total} combinations are distinct; each trains once")
     with flags.locating(sections):
-        score = check_groups(domain, groups, options, plan)
+        space = populations.space_of(domain, spec, found[0]) if options.exploit_every else None
+        score = check_groups(domain, groups, options, space)
+        plan = space and populations.make_plan(domain, spec, found[0], space)
         if options.confirm:
             fresh = on_fresh_seeds(spec, options)
             check_groups(domain, group(domain, fresh, [{}]), sweep_options(domain, fresh), None)
@@ -314,28 +316,30 @@ def best(domain: Domain[Any], spec: SweepSpec, rows: list[Json], sections: flags
     """Returns set and tuned flags of the best combination or member; empty without rows."""
     if not rows:
         return {}
-    fields, run = settings.fields_of(sections), Path(spec.flags["out"]) / BEST
-    if (run / folder.CONFIG).exists():
-        settled = folder.read_settings(run)
-    else:
-        first = spec.settings(domain, rows[0]["flags"])
-        config = settings.settle(domain, first, domain.open_world(first.config))
-        settled = flags.flatten(config.sections())
+    values = rows[0]["flags"]
+    if "lineage" in rows[0]:
+        members = sorted(rows, key=lambda row: row["lineage"]["draw"])
+        scores = np.array([final_scores(row["scores"]) for row in members])
+        draw, seed = np.unravel_index(scores.argmax(), scores.shape)
+        values = {x: y[seed][-1] for x, y in members[draw]["lineage"]["values"].items()}
+    first = spec.settings(domain, values)
+    config = settings.settle(domain, first, domain.open_world(first.config))
+    settled, fields = flags.flatten(config.sections()), settings.fields_of(sections)
     names = dict.fromkeys([*spec.tuned, *spec.flags, *spec.swept, *spec.drawn])
     varying = [name for name in names if name in settled and fields[name].sweep == "varies"]
     return {name: settled[name] for name in varying}
 
 
-def check_groups(domain: Domain[Any], groups: Groups, options: Sweep, plan: Plan | None) -> str:
+def check_groups(domain: Domain[Any], groups: Groups, options: Sweep, space: Space | None) -> str:
     """Returns the name of the score; raises the error of the first invalid program."""
     for group in groups:
-        job = build_group(domain, [one for _, one in group], options, plan)
+        job = build_group(domain, [one for _, one in group], options, space)
         if job.host.scorer is not None:
             raise ConfigError("reward", "must be computed in the program of a sweep")
     return job.evaluation.score
 
 
-def build_group(domain: Domain[Any], group: Group, options: Sweep, plan: Plan | None) -> TrainJob:
+def build_group(domain: Domain[Any], group: Group, options: Sweep, space: Space | None) -> TrainJob:
     """Builds the job of the combinations that share one program; reads a pretrained model once."""
     placement = place_runs(options, len(group))
     if placement.cuts_params:
@@ -343,9 +347,7 @@ def build_group(domain: Domain[Any], group: Group, options: Sweep, plan: Plan | 
     world = domain.open_world(group[0].config)
     configs = [settings.settle(domain, each, world) for each in group]
     job = domain.build(configs[0], placement, world, [config.method for config in configs])
-    if plan is None:
-        return job
-    return populations.with_exploits(job, options, plan.space)
+    return job if space is None else populations.with_exploits(job, options, space)
 
 
 def place_runs(options: RunOptions, combinations: int) -> Placement:
@@ -369,7 +371,7 @@ def run_group(
       `compile_seconds` and, by combination, the entry `lineage` of a population; and whether a
       signal arrived.
     """
-    job = build_group(domain, group, options, plan)
+    job = build_group(domain, group, options, plan and plan.space)
     rows, outcome = train_group(job, options, out, title)
     name, lineage = job.evaluation.score, Json()
     scores = curves(rows)[name]
@@ -378,7 +380,9 @@ def run_group(
         scores, lineage = history.scores, {"lineage": history.lineages(options.seeds)}
         if not outcome.interrupted:
             index = int(final_scores(scores).argmax())
-            populations.save_best(domain, plan, job, outcome.state, history, index)
+            populations.save_best(plan, job, outcome.state, history, index)
+            if (history.parent == history.parent[:, :1]).all():
+                print(f"{title}: no member had a score and was replaced; make exploit_every longer")
     return {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),

@@ -31,7 +31,7 @@ ARTEFACTS = (
     *STARTED_RUN_FILES,
     *(".chunk.json", "summary.json", "curves.png"),
     *("evaluation.json", "episode.gif"),  # files of the commands `evaluate` and `render`
-    *("sweep.json", "sweep.png", "sweep.csv", "table.txt", "programs", "best"),  # of `sweep`
+    *("sweep.json", "sweep.png", "sweep.csv", "table.txt", "programs"),  # files of `sweep`
 )
 
 
