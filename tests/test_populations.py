@@ -334,6 +334,9 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     for name in ("config.learning_rate", "config.entropy_coefficient"):
         now = np.asarray(getattr(state.opt_state[1][0], name.split(".")[1]))[index]
         assert loaded.settings[name] == swept.best[name] == pytest.approx(float(now))
+    ends = [row["config.learning_rate (end)"] for row in swept.table()]
+    assert swept.best["config.learning_rate"] in ends
+    assert "config.learning_rate (start)" in (tmp_path / "table.txt").read_text()
     lines = read(tmp_path / search_space.BEST / "metrics.jsonl")
     assert [line["greedy_return"] for line in lines if "greedy_return" in line] == [
         [score] for score in history.scores[index]

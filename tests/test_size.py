@@ -6,8 +6,8 @@ import pytest
 import size
 
 LIMITS = {
-    "library code": 25_460,
-    "run layer code": 11_531,
+    "library code": 25_469,
+    "run layer code": 11_540,
     "run layer files": 79,
     "run layer import pairs": 370,
     "folders of run/ in import cycles": 0,
@@ -23,8 +23,8 @@ LIMITS = {
     "public without a docstring": 0,
     "README lines": 150,
     "CHANGELOG lines": 180,
-    "docs words (studies aside)": 27_499,
-    "test code": 37_846,
+    "docs words (studies aside)": 27_497,
+    "test code": 37_849,
 }
 
 

@@ -66,10 +66,16 @@ class SweepResult(NamedTuple):
     def table(self) -> list[Json]:
         """Returns the rows of `sweep.csv`: flags, `seed_index` and final `score` of each run.
 
+        A member of a population also has its settings at the end, `config.learning_rate (end)`.
         `pandas.DataFrame` takes the rows.
         """
         return [
-            row["flags"] | {"seed_index": i, "score": float(score)}
+            row["flags"]
+            | {
+                f"{name} (end)": x[i][-1]
+                for name, x in row.get("lineage", {"values": {}})["values"].items()
+            }
+            | {"seed_index": i, "score": float(score)}
             for row in self.rows
             for i, score in enumerate(final_scores(row["scores"]))
         ]
@@ -475,11 +481,15 @@ def final_scores(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def format_table(rows: Sequence[Row]) -> str:
     """Returns a line per combination, best first: mean, interquartile mean and worst seed."""
     names = sorted({name for row in rows for name in row["flags"]})
-    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *names])]
+    labels = [
+        f"{name} (start)" if any("lineage" in row for row in rows) else name for name in names
+    ]
+    lines = ["  ".join([f"{'mean':>9}", f"{'IQM':>9}", f"{'worst':>9}", f"{'seeds':>8}", *labels])]
     for row in rows:
         scores = final_scores(row["scores"])
         numbers = [scores.mean(), float(statistics.interquartile_mean(scores)), scores.min()]
-        values = (f"{errors.spell(row['flags'].get(name, '')):>{len(name)}}" for name in names)
+        texts = [errors.spell(row["flags"].get(name, "")) for name in names]
+        values = (f"{text:>{len(label)}}" for text, label in zip(texts, labels, strict=True))
         seeds = f"{statistics.seeds_with_score(scores):>8}"
         lines.append("  ".join([*(f"{number:>9.4g}" for number in numbers), seeds, *values]))
     return "\n".join(lines) + "\n"
