@@ -176,7 +176,10 @@ def test_lambda_is_known_wherever_it_stands():
     settings = {"reward": lambda completions, **_: [1.0 for _ in completions], "seeds": 2}
     # The line of the lambda contains other code too.
     assert digest("reward", settings["reward"]) != first
-    again = {"seeds": 2, "reward": lambda completions, **_: [1.0 for _ in completions]}
+    again = {
+        "seeds": 2,
+        "reward": lambda completions, **_: [1.0 for _ in completions],
+    }
     assert digest("reward", again["reward"]) == first
 
 

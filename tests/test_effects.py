@@ -52,6 +52,7 @@ CONDITIONS = {
         "target_kl": "adapt is on",
     },
     "warm_start.WarmStart": {"accuracy": "steps is above 0"},
+    "search_space.Search": {"exploit_by": "exploit_every is above 0"},
 }
 EXTRAS = {"adapters", "mathematics", "reasoning"}  # extras whose packages may be missing
 MODULES = [

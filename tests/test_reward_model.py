@@ -214,9 +214,9 @@ def test_masks_of_pairs_end_with_eos():
 
 
 def test_model_learns_verifier_order_and_is_normalised():
-    judge = fitted()
+    judge, noisy = fitted(), pairs(0.25)
     assert float(judge.accuracy) > 0.9
-    output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, pairs(0.25)))(judge.params)
+    output = jax.jit(lambda p: reward_model.rate_pairs(JUDGE, p, noisy))(judge.params)
     output = (np.asarray(output) - judge.mean) / judge.std
     assert_allclose([output.mean(), output.std()], [0.0, 1.0], atol=0.3)
 
@@ -313,10 +313,10 @@ def test_bad_models_are_named():
         language.learned_reward(problem, TASK, SIZES.build(15, outputs=1), None)
     with pytest.raises(ConfigError, match="reward_model: must have outputs = 1, got 0"):
         language.learned_reward(problem, TASK, POLICY, None)
-    other = SIZES.build(TASK.tokenizer.size, outputs=1)
+    other, found = SIZES.build(TASK.tokenizer.size, outputs=1), fitted()
     with pytest.raises(ConfigError, match="reward_model: must be parameters of the model"):
         jax.eval_shape(
-            language.learned_reward(problem, TASK, other, lambda params, key: fitted()).init,
+            language.learned_reward(problem, TASK, other, lambda params, key: found).init,
             jax.random.key(0),
         )
 

@@ -128,7 +128,7 @@ def sweep(experiment: Experiment, *, over: Values, **options: Any) -> SweepResul
             raise ConfigError("over", f"{name} must list names: an object of Python has one sweep")
         given[name] = flags.FlagText(",".join(map(errors.spell, each)))
     swept = run_sweep(domain, given)
-    picture = "curves.png" if "lineage" in swept.rows[0] else "sweep.png"
+    picture = "curves.png" if any("lineage" in row for row in swept.rows) else "sweep.png"
     print(f"best: {errors.spell_all(swept.best)}; see {swept.folder / picture}")
     return swept
 
