@@ -312,10 +312,10 @@ RATE = {"config.learning_rate": search_space.flags.FlagText("log_uniform(1e-4,1e
 
 def experiment(out, **more):
     keywords = {x: json.loads(y) for x, y in texts(SMALL).items()}
-    return run.Experiment(env="CartPole-v1", out=out, **{**keywords, **more})
+    return run.Experiment(**{"env": "CartPole-v1", "out": out, **keywords, **more})
 
 
-def test_best_member_is_a_run(tmp_path, monkeypatch):
+def test_best_member_is_a_run(tmp_path, monkeypatch, capsys):
     saved = []
     save = populations.save_best
     monkeypatch.setattr(populations, "save_best", lambda *of: saved.append(of) or save(*of))
@@ -323,6 +323,7 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     swept = run.sweep(experiment(tmp_path, seed=6), over=RATE | coin, draws=5, exploit_every=1)
     rows = json.loads((tmp_path / "sweep.json").read_text())
     assert [len(row["lineage"]["parents"]) for row in rows] == [2] * 5
+    assert "no member was replaced" not in capsys.readouterr().out
     *_, state, history, index = saved[0]
     assert 0 < index != history.ancestor[index, 0]  # its lines and settings are not its own
     highest = sweeping.final_scores(history.scores)[index]
@@ -349,6 +350,13 @@ def test_best_member_is_a_run(tmp_path, monkeypatch):
     moments = jax.tree.leaves(alone.opt_state), jax.tree.leaves(member.opt_state[1][1])
     assert at == 8
     assert all(np.array_equal(x[0], y) for x, y in zip(*moments, strict=True))
+
+
+def test_population_without_scores_says_so(tmp_path, capsys):
+    """No episode of Pendulum ends in two iterations of 8 steps."""
+    pendulum = experiment(tmp_path, env="Pendulum-v1", total_steps=64)
+    run.sweep(pendulum, over=RATE, draws=2, exploit_every=1)
+    assert "no member was replaced, for want of scores" in capsys.readouterr().out
 
 
 def test_best_run_decays_with_its_sweep(tmp_path):

@@ -24,7 +24,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_497,
-    "test code": 37_853,
+    "test code": 37_858,
 }
 
 

@@ -162,7 +162,7 @@ class Acting:
         The file has the networks' parameters by path (`policy/…`, `value/…`, `constants/…`); if the
         policy reads (observation − mean) / std, clipped to ±10, `observation/mean` and
         `observation/std`, which includes the 1e-4 that is added to a standard deviation; for
-        actions in a box, `action/low` and `action/high`, to which −1 and 1 are mapped if both are
+        actions in a box, `action/low` and `action/high`, the images of −1 and 1 if both are
         finite; for discrete actions `action/first`, the environment's number of action 0; and
         `settings`, the run's settings as JSON. A record that was pickled, or that knows no
         environment, writes no arrays of actions.

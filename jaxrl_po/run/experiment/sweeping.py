@@ -388,7 +388,7 @@ def run_group(
             index = int(final_scores(scores).argmax())
             populations.save_best(plan, job, outcome.state, history, index)
             if (history.parent == history.parent[:, :1]).all():
-                print(f"{title}: no member had a score and was replaced; make exploit_every longer")
+                print(f"{title}: no member was replaced, for want of scores: raise exploit_every")
     return {
         "steps": [row["step"] for row in rows],
         "scores": scores.reshape(len(group), options.seeds, -1).tolist(),

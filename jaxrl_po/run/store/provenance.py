@@ -100,7 +100,7 @@ def program(learner: Learner) -> str:
     """Computes a digest of one iteration as JAX lowers it: method, hyperparameters and problem.
 
     Frozen parameters are an argument of the lowered program, so the digest instead includes the
-    arrays from which `init` builds the frozen parameters.
+    arrays that `init` builds the frozen parameters from.
     """
     key = jax.random.key(0)
     state = jax.eval_shape(learner.init, key)
