@@ -148,10 +148,3 @@ def test_what_cannot_teach_is_refused(earlier, tmp_path):
                 *(f"--teacher={earlier}", f"--out={tmp_path / 'none'}"),
             ]
         )
-
-
-def test_control_has_no_teacher(tmp_path):
-    sizes = ["--problem.num_prompts=4", "--problem.group_size=4", "--problem.num_steps=24"]
-    argv = ["--algorithm=distillation", *sizes, "--seeds=1", "--total_steps=768"]
-    with pytest.raises(ConfigError, match="teacher: must be given for distillation"):
-        launch.control([*argv, f"--out={tmp_path / 'run'}"])

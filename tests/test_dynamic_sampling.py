@@ -94,14 +94,6 @@ def test_the_first_informative_groups_are_kept_in_order(num_groups):
     )
 
 
-def test_every_leaf_of_a_group_stays_with_it():
-    _, batch = collect(num_groups=7)
-    distribution, value = INNER.apply(STATE[0], batch.inputs)
-    assert_allclose(batch.log_prob, distribution.log_prob(batch.action), rtol=1e-5, atol=1e-6)
-    assert_allclose(batch.value, value, rtol=1e-5, atol=1e-6)
-    assert_array_equal(batch.score.reshape(-1), batch.mask.sum(axis=1) >= 3)
-
-
 def test_surplus_is_dropped_or_carried():
     dropped, first = collect(num_groups=2)
     expected = by_hand(KEY, int(first.metrics["generation_batches"].value()))
@@ -256,18 +248,9 @@ def test_nothing_informative_leaves_parameters_and_optimizer_alone():
     learner = dapo.make(dapo.Config(max_generation_batches=2), blank)
     state = learner.init(jax.random.key(5))
     after, metrics = jax.jit(learner.step)(state)
-    before, now = (jax.tree.leaves((s.params, s.opt_state)) for s in (state, after))
-    for new, old in zip(now, before, strict=True):
-        assert_array_equal(new, old)
+    before, now = ((s.params, s.opt_state) for s in (state, after))
+    jax.tree.map(assert_array_equal, now, before)
     assert [float(metrics[x].total) for x in ("updates", "skipped", "signal")] == [0.0] * 3
-
-
-def test_a_shaped_reward_does_not_decide():
-    """Soft overlong punishment separates members of equal score; only raw scores decide about a
-    group."""
-    _, metrics = step(dapo, dapo.Config(overlong_cache=6, max_generation_batches=20))
-    assert float(metrics["filled"].value()) == 1.0
-    assert 0.0 < float(metrics["acceptance"].value()) < 1.0
 
 
 def test_reward_that_separates_everyone_does_not_decide():
@@ -296,10 +279,7 @@ OFF = {
 def test_dapo_with_all_off_is_grpo():
     ours, _ = step(dapo, dapo.Config(**OFF, num_epochs=2))
     theirs, _ = step(grpo, grpo.Config(use_reference=False, num_epochs=2))
-    for one, other in zip(
-        jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True
-    ):
-        assert_array_equal(one, other)
+    jax.tree.map(assert_array_equal, ours.params, theirs.params)
 
 
 def test_leaving_groups_out_weighs_the_others_up():
@@ -333,7 +313,6 @@ def test_overlong_filtering_leaves_cut_rows_out():
 
 @cases(
     "problem, options, match",
-    (INNER, {"max_generation_batches": 0}, "max_generation_batches: must be a whole number in"),
     (
         INNER,
         {"max_generation_batches": 2, "num_groups": -1},
@@ -344,7 +323,7 @@ def test_overlong_filtering_leaves_cut_rows_out():
         {"max_generation_batches": 2},
         "group_size: must be at least 2",
     ),
-    ids=["batches", "groups", "alone"],
+    ids=["groups", "alone"],
 )
 def test_bad_input(problem, options, match):
     def build():

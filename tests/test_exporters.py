@@ -58,18 +58,6 @@ class Own:
         self.calls.append(("close",))
 
 
-class Broken(Own):
-    """Exporter whose disk is full after one row."""
-
-    def write(self, row):
-        if len(self.calls) > 1:
-            raise OSError("no space left on device")
-        super().write(row)
-
-    def close(self):
-        raise AssertionError("it was left out before")
-
-
 ROWS = [
     {"step": step, "kl": [0.5, math.nan], "kl/mean": 0.5 * step, "iteration": step, "what": None}
     for step in (0, 8, 16)
@@ -105,13 +93,6 @@ def test_a_resumed_run_hides_what_it_writes_again(tmp_path):
     assert [
         event.step for event in records(second) if event.session_log.status == SessionLog.START
     ] == [8]
-
-
-def test_failing_exporter_is_reported_and_run_continues(tmp_path):
-    assert exported(Broken(), folder=tmp_path).reported == [
-        "Broken failed with OSError: no space left on device; the run continues without it, "
-        "and metrics.jsonl has every line"
-    ]
 
 
 class Hanging(Own):
@@ -153,30 +134,22 @@ def test_full_disk_of_event_files_ends_no_run(tmp_path):
     many = {"step": 0} | {f"x{i}": float(i) for i in range(500)}
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
-        [line] = exported(exporters.TensorBoard(tmp_path), [many] * 3).reported
+        [line] = exported(exporters.TensorBoard(), [many] * 3, folder=tmp_path).reported
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert line.startswith("TensorBoard failed with OSError: [Errno 27] File too large; the run")
-
-
-def test_a_missing_package_is_named_before_anything_starts():
-    errors.require("tensorboard", "tensorboardX", "tensorboard")
-    with pytest.raises(
-        ConfigError, match=r"wandb: needs the package absent: pip install 'jaxrl_po\[wandb\]'"
-    ):
-        errors.require("wandb", "absent", "wandb")
+    assert line == (
+        "TensorBoard failed with OSError: [Errno 27] File too large; the run continues without it, "
+        "and metrics.jsonl has every line"
+    )
 
 
 class FakeBiases:
-    """Stand-in for the package wandb: records the runs that are started, or refuses to start a
-    run."""
+    """Stand-in for the package wandb: records the runs that are started."""
 
-    def __init__(self, error=None):
-        self.begun, self.logged, self._error = [], [], error
+    def __init__(self):
+        self.begun, self.logged = [], []
 
     def init(self, **settings):
-        if self._error:
-            raise self._error
         self.begun.append(settings)
         return self
 
@@ -189,40 +162,27 @@ class FakeBiases:
 
 @pytest.fixture
 def biases(monkeypatch):
-    """Returns a function `biases(error=None)`, which installs `FakeBiases` in place of the
-    package."""
-
-    def install(error=None):
-        fake = FakeBiases(error)
-        monkeypatch.setitem(sys.modules, "wandb", fake)
-        monkeypatch.setattr(errors, "require", lambda *_: None)
-        return fake
-
-    return install
+    """Returns `FakeBiases`, which stands in place of the package."""
+    fake = FakeBiases()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(errors, "require", lambda *_: None)
+    return fake
 
 
 def test_resumed_run_keeps_its_id_unless_overwritten(tmp_path, biases):
-    fake = biases()
     exporter, settings = exporters.WeightsAndBiases("project"), {"script": "control", "seed": 0}
     for _ in range(2):
         exported(exporter, ROWS[1:2], settings, tmp_path)
     with folder.claim(str(tmp_path), overwrite=True):
         exporter.begin("a run", settings, tmp_path)
-    first, resumed, replaced = (begun["id"] for begun in fake.begun)
+    first, resumed, replaced = (begun["id"] for begun in biases.begun)
     assert first == resumed != replaced
-    assert [begun["resume"] for begun in fake.begun] == ["allow"] * 3
-    assert (fake.begun[0]["name"], fake.begun[0]["config"]) == ("a run", {"seed": 0})
-    assert fake.logged[:2] == [
+    assert [begun["resume"] for begun in biases.begun] == ["allow"] * 3
+    assert (biases.begun[0]["name"], biases.begun[0]["config"]) == ("a run", {"seed": 0})
+    assert biases.logged[:2] == [
         (8, {"step": 8.0, "kl/seed_0": 0.5, "kl/mean": 4.0, "iteration": 8.0}),
         "finished",
     ]
-
-
-def test_unreachable_service_ends_no_run(biases):
-    biases(ConnectionError("no route to host"))
-    [line] = exported(exporters.WeightsAndBiases("project")).reported
-    trouble = "WeightsAndBiases failed with ConnectionError: no route to host"
-    assert line.startswith(f"{trouble}; the run continues")
 
 
 def test_weights_and_biases_stores_offline_runs(tmp_path, monkeypatch):
@@ -272,17 +232,17 @@ def test_own_exporter_gets_settings_every_row_and_end(tmp_path):
 
 
 def test_tensorboard_and_weights_and_biases_export_a_learner(tmp_path, biases, capsys):
-    fake, board = biases(), run.TensorBoard()
+    board = run.TensorBoard()
     train(1, title="a walk", exporters=[board, run.TensorBoard(tmp_path / "board")])
     said = "TensorBoard failed with ConfigError: out: must be given, or a folder to run.TensorB"
     assert said in capsys.readouterr().out
     assert {step for step, _, _ in events(tmp_path / "board")} == {0, 1}
     train(1, title="a walk", exporters=[run.WeightsAndBiases("project")])
-    assert fake.begun[0].keys() == {"project", "name", "resume", "config"}
+    assert biases.begun[0].keys() == {"project", "name", "resume", "config"}
     train(2, out=tmp_path / "run", exporters=[board, run.WeightsAndBiases("project")])
     assert {step for step, _, _ in events(tmp_path / "run" / "tensorboard")} == {0, 1, 2}
-    assert [step for step, _ in fake.logged[3:-1]] == [0, 1, 2]
-    assert fake.begun[1]["dir"] == str(tmp_path / "run")
+    assert [step for step, _ in biases.logged[3:-1]] == [0, 1, 2]
+    assert biases.begun[1]["dir"] == str(tmp_path / "run")
 
 
 @cases("error", RuntimeError, KeyboardInterrupt)

@@ -3,7 +3,6 @@ error line."""
 
 import importlib.util
 import json
-import shutil
 import sys
 
 import ggufs
@@ -14,7 +13,7 @@ from folders import SMALL, write_rows
 from numpy.testing import assert_array_equal
 from tables import cases
 
-from jaxrl_po.cli import export, launch
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.language import pretrained
 from jaxrl_po.language.pretrained import architectures, gguf
@@ -81,20 +80,7 @@ def test_file_equals_folder_of_same_tensors_and_tokens(twins, name):
     assert str(kept["params"]["blocks"]["mlp"]["up"]["kernel"].dtype) == "bfloat16"
 
 
-def test_logits_are_those_of_the_folder(twins):
-    """The logits agree with two key heads, stretched positions and quantised matrices."""
-    _, _, ours, theirs = twins("llama")
-    tokens, pad = np.arange(40).reshape(2, 20), np.zeros(2, np.int32)
-    found = [
-        np.asarray(jax.jit(each.model.apply)(each.params, tokens, pad)[0])
-        for each in (ours, theirs)
-    ]
-    assert_array_equal(*found)
-    assert np.ptp(found[0]) > 1.0
-
-
-def test_llama_3_context_is_found_from_divisors(twins):
-    assert twins("llama")[2].model.rope == Rope(100.0, 8.0, 64, 1.0, 4.0)
+def test_llama_3_context_is_found_from_divisors():
     published = {"rope_scaling": ggufs.families.STRETCHED, "head_dim": 64}
     for factor in (8.0, 32.0):
         published["rope_scaling"] |= {"factor": factor, "original_max_position_embeddings": 8192}
@@ -141,12 +127,9 @@ def test_a_token_is_added_where_the_file_says(tmp_path):
         assert tokenizer.encode("a", special=True) == [a if e == "a" else e for e in expected]
 
 
-def tensor(name, *, kind=None, data=None):
+def tensor(name, data, kind="F32"):
     def change(tensors):
-        if kind is None and data is None:
-            del tensors[name]
-        else:
-            tensors[name] = (tensors[name][0] if data is None else data, kind or "F32")
+        tensors[name] = data, kind
 
     return {"change": change}
 
@@ -171,10 +154,6 @@ BAD = {
         {"llama__feed_forward_length": [64, 64]},
         r"llama\.feed_forward_length must be one number, got \[64, 64\]",
     ),
-    "no tokenizer": (
-        {"tokenizer__ggml__model": None},
-        r"tokenizer\.ggml\.model must be gpt2, got None",
-    ),
     "pieces": ({"tokenizer__ggml__model": "llama"}, r"ggml\.model must be gpt2, got 'llama'"),
     "pre": (
         {"tokenizer__ggml__pre": "tekken"},
@@ -185,34 +164,16 @@ BAD = {
         r"add_space_prefix must be False, got True",
     ),
     "kinds": ({"tokenizer__ggml__token_type": None}, r"must have tokenizer\.ggml\.token_type"),
-    "merges": (
-        {"tokenizer__ggml__merges": ["no pair"]},
-        r"must be a tokenizer: .*Token `no` out of vocabulary",
-    ),
-    "end": ({"tokenizer__ggml__eos_token_id": None}, r"must have tokenizer\.ggml\.eos_token_id"),
-    "end beyond": (
-        {"tokenizer__ggml__eos_token_id": 9999},
-        "eos_token_id must be one id or a list of ids below",
-    ),
-    "bos": (
-        {"tokenizer__ggml__add_bos_token": True, "tokenizer__ggml__bos_token_id": None},
-        "add_bos_token must be false or left out, or bos_token one of",
-    ),
-    "missing": (tensor("output_norm.weight"), r"tensor model\.norm\.weight is missing"),
     "unknown": (
-        tensor("rope_factors_long.weight", data=np.ones(3, np.float32)),
+        tensor("rope_factors_long.weight", np.ones(3, np.float32)),
         r"tensor rope_factors_long\.weight has no place",
     ),
-    "shape": (
-        tensor("blk.0.ffn_up.weight", data=np.ones((3, 32), np.float32)),
-        r"tensor model\.layers\.0\.mlp\.up_proj\.weight must be \[64, 24\] by the settings",
-    ),
     "type": (
-        tensor("blk.0.ffn_down.weight", data=np.zeros((24, 64), np.int8), kind="I8"),
+        tensor("blk.0.ffn_down.weight", np.zeros((24, 64), np.int8), kind="I8"),
         r"tensor model\.layers\.0\.mlp\.down_proj\.weight is of type I8, which gguf does not read",
     ),
     "divisors": (
-        tensor("rope_freqs.weight", data=np.array([1, 2, 3], np.float32)),
+        tensor("rope_freqs.weight", np.array([1, 2, 3], np.float32)),
         r"rope_freqs\.weight must be the divisors of Llama 3's RoPE",
     ),
 }
@@ -266,13 +227,9 @@ def test_damaged_file_gives_one_line_before_any_writing(small, tmp_path, rows, s
     assert not (tmp_path / "run").exists()
 
 
-def test_messages_need_a_template(small, tmp_path):
+def test_a_file_may_lack_a_template(small, tmp_path):
     path = ggufs.write(tmp_path / "m.gguf", small, "smollm", tokenizer__chat_template=None)
     assert pretrained.load(path).chat_template is None
-    chat = [{"messages": [{"role": "user", "content": f"{i}"}], "answer": "1"} for i in range(9)]
-    flags = [*SMALL, f"--init_from={path}", write_rows(tmp_path / "chat.jsonl", chat)]
-    with pytest.raises(ConfigError, match=r"line \d+: messages need a model with a chat template"):
-        launch.language([*flags, f"--out={tmp_path / 'run'}"])
 
 
 def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
@@ -289,53 +246,18 @@ def test_the_package_is_asked_for(small, tmp_path, rows, monkeypatch):
         pretrained.load(path)
 
 
-@pytest.mark.slow
-def test_a_run_begins_goes_on_and_is_exported(twins, tmp_path, rows, capsys):
-    """The run trains adapters over the file; another file in its place is refused."""
-    source, _, ours, _ = twins("qwen2")
-    file, out = tmp_path / "own.gguf", tmp_path / "run"
-    file.write_bytes(source.read_bytes())
-    flags = ["--lora.rank=2", "--config.learning_rate=0.05", "--config.entropy_coefficient=0.1"]
-    start = [*SMALL, f"--init_from={file}", rows, f"--out={out}", *flags, "--total_steps=16"]
-    assert launch.language(start) == 0
-    shutil.rmtree(out / "checkpoints" / "latest" / "2")
-    assert launch.language([f"--out={out}", "--resume"]) == 0
-    assert "resuming at iteration 1" in capsys.readouterr().out
-    where = tmp_path / "exported"
-    assert export.main([f"--run={out}", f"--out={where}", "--checkpoint=latest"]) == 0
-    merged = pretrained.load(where)
-    assert merged.model == ours.model
-    assert merged.chat_template == ours.chat_template
-    assert merged.tokenizer.encode("the cat's 12") == ours.tokenizer.encode("the cat's 12")
-    change = merged.params["params"]["blocks"]["mlp"]["up"]["kernel"]
-    assert np.abs(change - ours.params["params"]["blocks"]["mlp"]["up"]["kernel"]).max() > 1e-6
-    embedding = (each.params["params"]["embedding"] for each in (merged, ours))
-    assert_array_equal(*embedding)
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ConfigError, match="holds adapters over another base"):
-        launch.language([f"--out={out}", "--resume"])
-
-
 def test_the_digest_is_of_weights_and_entries(small, tmp_path):
-    def digest(path):
+    def digest(**changed):
+        path = ggufs.write(tmp_path / "m.gguf", small, "smollm", **changed)
         base = models.read_base(str(path), models.Computation())
         return models.digest_base(pretrained.load(path).params, base)
 
-    first, same, other, weights = (
-        digest(ggufs.write(tmp_path / f"{i}.gguf", small, "smollm", **changed))
-        for i, changed in enumerate(
-            (
-                {},
-                {},
-                {"tokenizer__ggml__eot_token_id": 3},
-                tensor("output_norm.weight", data=np.ones(24, np.float32)),
-            )
-        )
-    )
-    assert first == same
+    first = digest()
+    other = digest(tokenizer__ggml__eot_token_id=3)
+    weights = digest(**tensor("output_norm.weight", np.ones(24, np.float32)))
+    assert first == digest()
     # Another process computes the same digest, which therefore does not depend on the iteration
     # order of a set.
-    names = list(gguf.read(tmp_path / "0.gguf").json("config.json"))
+    names = list(gguf.read(tmp_path / "m.gguf").json("config.json"))
     assert names[4:9] == list(gguf.REQUIRED.values())
     assert len({first, other, weights}) == 3

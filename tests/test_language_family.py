@@ -1,4 +1,4 @@
-"""Compares methods on a language task: natural steps on tokens, and the table of methods."""
+"""Tests methods on tokens: the region of TRPO, length bias, and a comparison on a language task."""
 
 import json
 
@@ -12,68 +12,32 @@ import tiny
 from comparison import Result
 from probes import tabular_problem
 
-from jaxrl_po import language
-from jaxrl_po.algorithms import dapo, grpo, ppo, trpo
+from jaxrl_po.algorithms import dapo, grpo, trpo
 from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError, as_arrays
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import registry
-from jaxrl_po.types import ActorCritic
 
-TASK = language.tasks.addition(1, zero_pad=False)
-SIZES = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8)
-MODEL, CRITIC = (
-    SIZES.build(TASK.tokenizer.size, outputs=outputs).clone(gated=False) for outputs in (0, 1)
-)
-PROBLEM = language.make_problem(
-    TASK, MODEL, critic=CRITIC, num_prompts=16, group_size=2, process_reward=True
-)
-
-
-# With a Fisher matrix from every eighth response, half of the steps find no gain within the region
-# in two attempts.
-ROUGH = trpo.Config(
-    gamma=1.0,
-    lambda_=1.0,
-    max_kl=0.05,
-    fisher_stride=8,
-    damping=0.1,
-    backtracks=2,
-    value_epochs=1,
-    value_minibatches=2,
-)
+TABULAR = tabular_problem(num_prompts=8, group_size=4, dense=False)
 
 
 def test_trpo_on_tokens_stays_within_its_region():
-    """The test checks the exact KL over a batch's tokens after every step; a refused step is
-    bit-exact."""
-    learner = trpo.make(as_arrays(ROUGH), PROBLEM)
+    """The exact KL is over the tokens of a batch, without what stands behind the mask."""
+    learner = trpo.make(
+        trpo.Config(max_kl=0.05, value_minibatches=2),
+        TABULAR._replace(rows=lambda samples: samples),
+    )
 
-    def step(state):
-        sampled, batch = learner.sample(state)
-        after, metrics = learner.update(sampled, batch)
-        old, new = (
-            PROBLEM.apply(ActorCritic(s.params.policy), batch.inputs)[0] for s in (state, after)
-        )
-        same = jax.tree.map(lambda x, y: jnp.all(x == y), state.params.policy, after.params.policy)
+    @jax.jit
+    def step(key):
+        state, batch = learner.sample(learner.init(key))
+        after, metrics = learner.update(state, batch)
+        old, new = (TABULAR.apply(s.params, batch.inputs)[0] for s in (state, after))
         kl = jnp.sum(old.kl(new) * batch.mask) / batch.mask.sum()
-        return after, (
-            kl,
-            metrics["exact_kl"].value(),
-            metrics["accepted"].value(),
-            jnp.all(jnp.stack(jax.tree.leaves(same))),
-        )
+        return kl, metrics["exact_kl"].value()
 
-    _, (kl, told, accepted, same) = jax.jit(
-        lambda key: jax.lax.scan(lambda s, _: step(s), learner.init(key), None, length=24)
-    )(jax.random.key(0))
-    assert (np.asarray(kl) <= 0.05 * (1 + 1e-4)).all()
-    np.testing.assert_allclose(kl, told, rtol=1e-2, atol=1e-6)
-    np.testing.assert_array_equal(np.asarray(accepted) == 0.0, same)
-    # Otherwise the case would not test the property.
-    assert set(np.asarray(accepted).tolist()) == {0.0, 1.0}
-
-
-TABULAR = tabular_problem(num_prompts=8, group_size=4, dense=False)
+    kl, reported = step(jax.random.key(0))
+    assert 1e-3 < float(kl) <= 0.05 * (1 + 1e-4)
+    np.testing.assert_allclose(reported, kl, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +51,6 @@ def test_length_bias_of_groups(algorithm, config, want):
     assert len(set(length.tolist())) > 3
     assert set(outcome.tolist()) == {0.0, 1.0}
     assert lecture.length_slope(length, outcome, weight) == pytest.approx(want, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "config"),
-    [(ppo, ppo.Config(gamma=1.0, lambda_=1.0)), (trpo, ROUGH)],
-    ids=["ppo", "trpo"],
-)
-def test_length_bias_of_methods_with_a_critic(algorithm, config):
-    whole_rows = TABULAR._replace(rows=lambda samples: samples)
-    found = lecture.token_weights(algorithm, config, whole_rows, jax.random.key(3))
-    assert len(set(found[0].tolist())) > 3
-    assert lecture.length_slope(*found) == pytest.approx(0.0, abs=2e-2)
 
 
 def result(name, **metrics):
@@ -143,32 +95,6 @@ def test_useful_steps_have_tokens_with_an_advantage():
     assert (
         lecture.useful_steps(result("trpo", accepted=[1.0, 0.5]), trpo.Config(), iterations) == 15.0
     )
-
-
-def test_unmeasurable_cell_is_a_dash():
-    cells = {
-        "models": {"policy": 2_000_000, "critic": 1_000_000},
-        "optimizer bytes": 6_000_000,
-        "peak bytes": None,
-        "completions per iteration": 128,
-        "samples per prompt": 1.0,
-        "dead groups": None,
-        "tokens per useful step": 1234.5,
-        "length slope": -0.999,
-        "seconds per iteration": 0.25,
-        "tokens generated": 1e6,
-        "kl": [0.0123, 0.045],
-        "warm start": 0.5,
-        "final accuracy": 0.75,
-    }
-    lines = language_family.markdown({"ppo": cells}).splitlines()
-    assert lines[0] == "| | ppo |"
-    assert "| models in memory | 2: policy 2.0 MB, critic 1.0 MB |" in lines
-    assert [line.split("| ")[-1] for line in lines if "compiler" in line or "dead" in line] == [
-        "– |",
-        "– |",
-    ]
-    assert any(line.endswith("| -1.00 |") for line in lines)
 
 
 def test_methods_have_valid_flags_and_known_names(tmp_path, written_down):
@@ -220,4 +146,6 @@ def test_the_lecture_s_table_is_measured(tmp_path, capsys):
     )
     assert [round(column["length slope"], 1) for column in cells.values()] == [0.0, 0.0, -1.0, 0.0]
     assert all(column["tokens generated"] > 512 for column in cells.values())
-    assert "length bias" in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()
+    (dead_groups,) = (line for line in shown if line.startswith("| dead groups"))
+    assert dead_groups.split(" | ")[1] == "–"  # a critic does not compare groups

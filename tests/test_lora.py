@@ -11,13 +11,12 @@ from probes import drawn
 from tables import cases
 
 from jaxrl_po import language
-from jaxrl_po.algorithms import grpo, ppo, trpo
+from jaxrl_po.algorithms import grpo, trpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.language import Transformer, pretrained, sampling
-from jaxrl_po.language.lora import EVERY, Lora, merge_adapters, over
+from jaxrl_po.language import Transformer
+from jaxrl_po.language.lora import Lora, merge_adapters
 from jaxrl_po.language.pretrained import architectures
 from jaxrl_po.run.devices.seeds import over_seeds
-from jaxrl_po.types import ActorCritic
 
 TASK = language.tasks.addition(1)
 SMALL = Transformer(TASK.tokenizer.size, width=16, layers=1, heads=2, mlp_width=24)
@@ -59,28 +58,13 @@ def test_adapters_equal_the_merged_matrices(name):
     np.testing.assert_allclose(logits(model, {**base, **bare}), without, atol=1e-6)
 
 
-@cases("targets", ("query", "value"), ("down",), EVERY)
-def test_only_the_targets_have_adapters(targets):
-    model = SMALL.clone(lora=Lora(2, targets=targets))
-    shapes = model.parameter_shapes()["lora"]["blocks"]
-    assert {target for module in shapes.values() for target in module} == set(targets)
-    for module in shapes.values():
-        for pair in module.values():
-            assert pair["a"].shape[2] == pair["b"].shape[1] == 2
-
-
 def test_scale_is_alpha_over_rank():
-    base, adapters = split(SMALL.clone(lora=LORA))
-    for alpha, ratio in ((6.0, 1.0), (12.0, 2.0)):
-        model = SMALL.clone(lora=Lora(3, alpha))
-        merged = merge_adapters(model, base, adapters)["params"]["blocks"]["mlp"]["up"]["kernel"]
-        pair = adapters["lora"]["blocks"]["mlp"]["up"]
-        np.testing.assert_allclose(
-            merged - base["params"]["blocks"]["mlp"]["up"]["kernel"],
-            2.0 * ratio * pair["a"] @ pair["b"],
-            rtol=1e-4,
-            atol=1e-5,
-        )
+    model = SMALL.clone(lora=LORA)
+    base, adapters = split(model)
+    merged = merge_adapters(model, base, adapters)
+    before, after = (x["params"]["blocks"]["mlp"]["up"]["kernel"] for x in (base, merged))
+    pair = adapters["lora"]["blocks"]["mlp"]["up"]
+    np.testing.assert_allclose(after - before, 2.0 * pair["a"] @ pair["b"], rtol=1e-4, atol=1e-5)
 
 
 def problem_of(*, critic=False, **options):
@@ -98,7 +82,6 @@ def problem_of(*, critic=False, **options):
 
 METHODS = {
     "grpo": lambda problem: grpo.make(grpo.Config(kl_coefficient=0.1), problem),
-    "ppo": lambda problem: ppo.make(ppo.Config(num_minibatches=2), problem),
     "trpo": lambda problem: trpo.make(trpo.Config(value_minibatches=2, value_epochs=1), problem),
 }
 
@@ -111,7 +94,7 @@ def learner_of(name):
     return learner, base, jax.jit(learner.init), jax.jit(learner.step)
 
 
-@cases("name", "grpo", pytest.param("ppo", marks=pytest.mark.slow), "trpo")
+@cases("name", "grpo", "trpo")
 def test_only_adapters_are_trained(name):
     _, base, init, step = learner_of(name)
     state = init(jax.random.key(0))
@@ -119,13 +102,8 @@ def test_only_adapters_are_trained(name):
     after, metrics = step(state)
     assert np.isfinite(metrics["entropy"].value())
     jax.tree.map(np.testing.assert_array_equal, after.params.frozen, base)
-    moved = [
-        np.abs(np.asarray(a) - np.asarray(b)).max()
-        for a, b in zip(
-            jax.tree.leaves(after.params.policy), jax.tree.leaves(state.params.policy), strict=True
-        )
-    ]
-    assert max(moved) > 0
+    moved = jax.tree.map(lambda a, b: a != b, after.params.policy, state.params.policy)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(moved))
     assert float(metrics["skipped"].value()) == 0.0
     # Only adapters and the critic's parameters have Adam moments; no matrix of the base has one.
     count = sum(x.size for x in jax.tree.leaves(state.params.without_frozen()))
@@ -168,60 +146,6 @@ def test_seeds_share_the_base():
     np.testing.assert_allclose(
         pair["b"][1], alone.params.policy["lora"]["blocks"]["mlp"]["up"]["b"], atol=2e-5
     )
-
-
-def test_sampling_and_evaluation_read_the_adapters():
-    model = SMALL.clone(lora=LORA)
-    base, adapters = split(model)
-    merged = merge_adapters(model, base, adapters)
-    prompt = TASK.sample(KEY, False)
-
-    def both(model, held, params):
-        """Returns log-probabilities of one greedy completion, and an evaluation."""
-        own = over(model, base) if model.lora else model
-        completions = sampling.generate(
-            own,
-            held,
-            prompt.tokens[None],
-            prompt.pad[None],
-            jax.random.split(KEY, 1),
-            group_size=1,
-            decoding=sampling.Decoding(5),
-            eos=1,
-            pad_token=0,
-            greedy=True,
-        )
-        evaluate = language.make_evaluate(TASK, model, num_prompts=8)
-        return completions.log_prob, evaluate(params, None, KEY)
-
-    found, expected = (
-        jax.jit(functools.partial(both, each))(params.policy, params)
-        for each, params in (
-            (model, ActorCritic(adapters, None, base)),
-            (SMALL, ActorCritic(merged, None)),
-        )
-    )
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
-    np.testing.assert_array_equal(found[1]["greedy_length"], expected[1]["greedy_length"])
-
-
-def test_a_warm_start_moves_the_adapters():
-    warm = language.WarmStart(steps=20, batch_size=16, learning_rate=1e-2)
-    problem, base = problem_of(warm=warm)
-    params, _ = jax.jit(problem.init)(KEY)
-    assert float(jnp.abs(params.policy["lora"]["blocks"]["mlp"]["up"]["b"]).max()) > 0
-    jax.tree.map(np.testing.assert_array_equal, params.frozen, base)
-
-
-def test_a_merged_model_is_saved(tmp_path):
-    loaded = pretrained.load(families.write(tmp_path / "qwen3", "qwen3"))
-    model = loaded.model.clone(lora=Lora(2))
-    adapters = {"lora": drawn(model.parameter_shapes()["lora"], 0.3)}
-    merged = merge_adapters(model, loaded.params, adapters)
-    pretrained.save(tmp_path / "merged", loaded.model, merged, loaded.tokenizer)
-    again = pretrained.load(tmp_path / "merged")
-    found = logits(model, {**loaded.params, **adapters})
-    np.testing.assert_allclose(logits(again.model, again.params), found, atol=1e-3)
 
 
 @cases(

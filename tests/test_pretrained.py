@@ -7,21 +7,17 @@ from pathlib import Path
 
 import chex
 import families
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from tables import cases, slow
+from tables import cases
 
 from jaxrl_po import language, types
-from jaxrl_po.algorithms import grpo
 from jaxrl_po.config import ConfigError
-from jaxrl_po.distributions import Categorical
 from jaxrl_po.language import Transformer, pretrained, sampling
 from jaxrl_po.language.pretrained import architectures
-from jaxrl_po.language.rope import Rope
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_pretrained.json").read_text())["families"]
 EVERY_FAMILY = pytest.mark.parametrize("name", families.CONFIGS)
@@ -56,7 +52,7 @@ def test_logits_are_those_of_transformers(loaded, name):
     assert_allclose(last_logits(model.model, model.params), GOLDEN[name]["logits"], atol=1e-4)
 
 
-def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):
+def generated(model, tokens, pad, *, greedy, seed=0):
     return jax.jit(
         lambda: sampling.generate(
             model.model,
@@ -65,7 +61,7 @@ def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):
             pad,
             jax.random.split(jax.random.key(seed), len(tokens)),
             group_size=1,
-            decoding=sampling.Decoding(new),
+            decoding=sampling.Decoding(NEW),
             eos=model.tokenizer.ends,
             pad_token=model.tokenizer.pad,
             greedy=greedy,
@@ -77,66 +73,6 @@ def generated(model, tokens, pad, *, greedy, new=NEW, seed=0):
 def test_greedy_tokens_are_those_of_transformers(loaded, name):
     found = generated(loaded(name), *tokens_and_pad(), greedy=True)
     assert_array_equal(found.tokens, GOLDEN[name]["greedy"])
-
-
-@cases("name", *[name if name in ("llama", "gemma3") else slow(name) for name in families.CONFIGS])
-def test_sampled_log_probs_equal_a_full_pass(loaded, name):
-    """The test is in double precision: sums of float32 numbers near 8 in another order differ by
-    1e-5."""
-    model, (tokens, pad) = loaded(name), tokens_and_pad()
-    with jax.enable_x64(True):
-        model = model._replace(
-            model=model.model.clone(dtype=jnp.dtype("float64")),
-            params=jax.tree.map(lambda x: x.astype(float), model.params),
-        )
-        found = generated(model, tokens[:, -12:], pad * 0, greedy=False, new=10)
-        whole = jnp.concatenate([tokens[:, -12:], found.tokens], axis=1)
-        apply = jax.jit(functools.partial(model.model.apply, last=10))
-        logits = apply(model.params, whole[:, :-1], pad * 0)[0]
-        kept = jnp.arange(10)[None] < found.length[:, None]
-        again = jnp.where(kept, Categorical(logits).log_prob(found.tokens), 0.0)
-    assert found.log_prob.dtype == jnp.float64
-    assert_allclose(found.log_prob, again, rtol=0, atol=1e-12)
-
-
-@cases(
-    "name, changed",
-    ("llama", {"rope": Rope(5e3, 8.0, 64)}),
-    ("llama", {"rope": Rope(5e4)}),
-    ("llama", {"rope": Rope(5e4, 8.0)}),
-    ("qwen3", {"rope": Rope(5e5)}),
-    ("qwen3", {"epsilon": 1e-2}),
-    ("smollm2", {"tied_scale": 0.0}),
-    ("gemma3", {"activation": functools.partial(nn.gelu, approximate=False)}),
-    ("gemma3", {"query_scale": 0.0}),
-    ("gemma3", {"embedding_scale": 1.0}),
-    ("gemma3", {"window_rope": None}),
-    ("gemma3", {"windows": ()}),
-    ("gemma3", {"windows": (5, 5, 5, 5, 5, 0, 5)}),
-)
-def test_every_setting_of_a_family_changes_logits(loaded, name, changed):
-    model = loaded(name)
-    found = last_logits(model.model.clone(**changed), model.params)
-    assert np.abs(found - np.array(GOLDEN[name]["logits"])).max() > 2e-4
-
-
-def test_norms_of_queries_and_keys_change_logits(loaded):
-    model = loaded("qwen3")
-    params = jax.tree.map(lambda x: x, model.params)
-    for name in ("query_norm", "key_norm"):
-        del params["params"]["blocks"]["attention"][name]
-    found = last_logits(model.model.clone(qk_norm=False), params)
-    assert np.abs(found - np.array(GOLDEN["qwen3"]["logits"])).max() > 2e-4
-
-
-@cases("layer", "query", "key", "value")
-def test_biases_are_in_the_logits(loaded, layer):
-    model = loaded("qwen2")
-    params = jax.tree.map(lambda x: x, model.params)
-    bias = params["params"]["blocks"]["attention"][layer]["bias"]
-    params["params"]["blocks"]["attention"][layer]["bias"] = bias.at[1].multiply(0.5)
-    found = last_logits(model.model, params)
-    assert np.abs(found - np.array(GOLDEN["qwen2"]["logits"])).max() > 1e-3
 
 
 @EVERY_FAMILY
@@ -303,16 +239,12 @@ def test_a_model_of_no_family_is_not_written(loaded, tmp_path, changed, message)
     assert not (tmp_path / "ours").exists()
 
 
-def test_old_and_new_spellings_of_rope_are_one():
+def test_former_spelling_of_windows_is_read():
     new = families.CONFIGS["gemma3"]
     whole = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
     old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")}
     old |= whole | {"rope_scaling": {"type": "linear", "factor": 8.0}}
     assert architectures.read(old) == architectures.read(new)
-    llama = families.CONFIGS["llama"]
-    scaling = llama["rope_scaling"] | {"rope_theta": llama["rope_theta"]}
-    spelt = {key: value for key, value in llama.items() if not key.startswith("rope_")}
-    assert architectures.read(spelt | {"rope_parameters": scaling}) == architectures.read(llama)
 
 
 def test_each_parameter_is_placed_once_in_requested_type(tmp_path):
@@ -354,7 +286,6 @@ def test_templates_are_sandboxed_and_their_errors_named(loaded):
     "source, reason",
     ("{{ 1 // 0 }}", "ZeroDivisionError: "),
     ("{{ [1][messages[0].content] + 1 }}", "TypeError|'list object' has no"),
-    ("{{ 'a' | int + 'b' }}", "TypeError: "),
     ("{{ messages[0].content.index('?') }}", "ValueError: substring not found"),
     ("{{ strftime_now(5) }}", "TypeError: "),
 )
@@ -362,34 +293,6 @@ def test_any_error_inside_a_template_is_named(loaded, source, reason):
     template = loaded("llama").chat_template._replace(source=f"\n\n{source}")
     with pytest.raises(ConfigError, match=rf"^chat_template: line 3: .*({reason})"):
         template.render(MESSAGES)
-
-
-def test_pretrained_model_is_trained_in_groups_and_saved(loaded, tmp_path):
-    """Prompts use the chat template, and EOS is the model's.
-
-    The model learns the answer from rewards alone.
-    """
-    model = loaded("smollm2")
-    asked = [[{"role": "user", "content": f"w{i}"}] for i in range(20, 30)]
-    rows = [language.tasks.Example(model.chat_template.render(each), "w7") for each in asked]
-    task = language.tasks.table("seven", model.tokenizer, rows[:8], rows[8:])
-    assert task.prompt_length == len(model.tokenizer.encode(rows[0].prompt))
-    problem = language.make_problem(
-        task, model.model, num_prompts=8, group_size=16, initial=model.params, process_reward=True
-    )
-    learner = grpo.make(grpo.Config(learning_rate=1e-2, num_minibatches=2), problem)
-    state = learner.init(jax.random.key(0))
-    step = jax.jit(learner.step)
-    accuracy = []
-    for _ in range(25):
-        state, metrics = step(state)
-        accuracy.append(float(metrics["accuracy"].metric()))
-    assert accuracy[0] < 0.1
-    assert np.mean(accuracy[-3:]) > 0.9
-    params = state.params.policy
-    pretrained.save(tmp_path / "trained", model.model, params, model.tokenizer)
-    again = pretrained.load(tmp_path / "trained")
-    assert_array_equal(last_logits(*again[:2]), last_logits(model.model, params))
 
 
 def test_missing_libraries_are_named(tmp_path, monkeypatch):

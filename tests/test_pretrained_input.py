@@ -204,19 +204,12 @@ def spoilt(place, tmp_path, spoil, name="qwen2"):
     return tmp_path
 
 
-def rewrite(file, **changed):
+def rewrite(**changed):
     def spoil(folder):
-        path = folder / file
-        settings = (json.loads(path.read_text()) if path.exists() else {}) | changed
-        path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
     return spoil
-
-
-def without_end(folder):
-    (folder / "generation_config.json").unlink()
-    rewrite("config.json", eos_token_id=None)(folder)
-    (folder / "tokenizer_config.json").write_text("{}")
 
 
 BAD_FOLDERS = {
@@ -226,16 +219,15 @@ BAD_FOLDERS = {
         r"model, or a GGUF file, got \S+; it holds no config.json",
     ),
     "unknown family": (
-        rewrite("config.json", model_type="mamba"),
+        rewrite(model_type="mamba"),
         r"init_from: \S+: model_type must be one of llama, .*, got 'mamba'",
     ),
-    "no end": (without_end, r"init_from: \S+: \S+ must name a token that ends a text"),
     "short context": (
-        rewrite("config.json", max_position_embeddings=1),
+        rewrite(max_position_embeddings=1),
         r"task.train: \S+ line \d+: the prompt has 2 tokens, more than 1, the context of the mo",
     ),
     "context without room": (
-        rewrite("config.json", max_position_embeddings=5),
+        rewrite(max_position_embeddings=5),
         r"problem.max_new_tokens: the longest prompt and completion have 6 tokens together, "
         r"more than 5, the context",
     ),
@@ -257,12 +249,8 @@ def test_bad_folder_gives_one_line_before_any_writing(place, tmp_path, bad):
 
 BAD_FLAGS = {
     "--model.width=8": r"model.width: has no effect with init_from = \S+: a pretrained model has",
-    "--model.gated=false": r"model.gated: has no effect with init_from = ",
     "--lora.rank=0": r"lora.rank: must lie in \[1, inf\), got 0",
-    "--lora.rank=-1": r"lora.rank: must lie in",
     "--lora.rank=2 --lora.targets=embedding": "lora.targets: must be some of query, .* got embed",
-    "--lora.rank=2 --lora.targets=,": "lora.targets: must be some of query, .* got nothing",
-    "--lora.rank=2 --lora.alpha=0": "lora.alpha: must lie in",
     "--task=addition": "task: addition has its own vocabulary: choose random, file, reasoning_gym "
     "or a task of your own for a pretrained model",
     "--task.characters=ab": "task.characters: has no effect with a pretrained model's tokenizer",
@@ -317,7 +305,6 @@ BAD_ROWS = {
         {"messages": [], "answer": "w5"},
         "messages must be a list of messages, got an empty list",
     ),
-    "answer": ({**CHAT[0], "answer": 0.5}, "answer must be text or a whole number, got 0.5"),
     "refused": (
         {"messages": [{"role": "tool", "content": "w4"}], "answer": "w5"},
         r"line 21: chat_template: line \d: role tool is unknown",

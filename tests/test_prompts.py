@@ -62,23 +62,6 @@ def test_task_draws_each_split_and_knows_its_answers(task):
         assert (answer, level) == (str(2 * i), i % 3)
 
 
-def test_warm_start_and_evaluation_work_for_any_task(task):
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
-        task.tokenizer.size
-    )
-    warm = language.WarmStart(steps=2, batch_size=4)
-    problem = language.make_problem(
-        task, model, num_prompts=2, group_size=2, warm=warm, verify=False
-    )
-    params, collector = jax.eval_shape(problem.init, jax.random.key(0))
-    _, batch = jax.eval_shape(problem.collect, params, collector, jax.random.key(1))
-    assert batch.inputs.problem.shape == (4,)
-    evaluate = language.make_evaluate(task, model, num_prompts=4)
-    assert jax.eval_shape(evaluate, params, collector, jax.random.key(0))[
-        "greedy_accuracy"
-    ].shape == (4,)
-
-
 def test_a_split_follows_the_prompt_alone():
     rows = [prompts.Row(row, "") for row in ROWS]
     train, test = prompts.hash_split([*rows, *reversed(rows)], 0.25)

@@ -10,10 +10,6 @@ KINDS = {
     "linear": {"rope_type": "linear", "factor": 8.0},
     "llama3": families.STRETCHED | {"rope_type": "llama3", "original_max_position_embeddings": 64},
 }
-REFUSED = {
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "yarn": {"rope_type": "yarn", "factor": 2.0},
-}
 THETA = 5e5
 
 
@@ -67,18 +63,4 @@ def test_spellings_that_contradict_each_other_are_refused(family):
         {"rope_parameters": linear, "rope_scaling": linear | {"rope_theta": 1e4}},
     ):
         with pytest.raises(ConfigError, match="must agree"):
-            read(family, **spellings)
-
-
-@pytest.mark.parametrize("family", families.CONFIGS)
-@pytest.mark.parametrize("kind", REFUSED)
-def test_unknown_kind_is_refused_beside_any_other(family, kind):
-    linear = KINDS["linear"] | {"rope_theta": THETA}
-    for spellings in (
-        {"rope_parameters": REFUSED[kind] | {"rope_theta": THETA}},
-        {"rope_theta": THETA, "rope_scaling": REFUSED[kind]},
-        {"rope_parameters": linear, "rope_scaling": REFUSED[kind]},
-        {"rope_parameters": REFUSED[kind], "rope_scaling": linear},
-    ):
-        with pytest.raises(ConfigError, match=f"got '{kind}'"):
             read(family, **spellings)

@@ -95,14 +95,6 @@ def test_scores_weights_and_the_last_token():
     assert values == {"reward/exact": 0.5, "reward": 1.375, **told}
 
 
-def test_the_accuracy_is_that_of_the_first_function():
-    batch, means = score(of("digits"), of("exact"))
-    np.testing.assert_array_equal(batch.score, [[[1, 1], [1, 0]]])
-    assert float(means["accuracy"].value()[0]) == 0.75
-    # both members of the first group consist of digits
-    assert float(means["dead_groups"].value()[0]) == 0.5
-
-
 def test_a_function_is_given_columns_and_ids():
     batch, _ = score(of("columns_of"))
     other, _ = score(
@@ -169,13 +161,13 @@ def test_what_stands_in_the_data_set_may_run(tmp_path):
         "    compile('1', '<t>', 'exec')\n"
         "    [exec(each) for each in code]\n    return [1.0] * len(completions)\n"
     )
-    cases = (("own", 0.0), ("theirs", 1.0), ("named", 1.0), ("later", 1.0), ("imports", 0.0))
-    for name, failed in cases:
-        told = []
-        _, means = score(
-            Reward(f"{path}:{name}"), columns=lambda problem: {"answer": ["1 + 1"] * 4}, told=told
-        )
-        assert float(means["reward_failures"].value()[0]) == failed, told
+    guard, given = Guard(), {"completions": ["2 + 2"], "answer": ["1 + 1"]}
+    refused = {"own": False, "theirs": True, "named": True, "later": True, "imports": False}
+    for name, expected in refused.items():
+        function = workers.load_source(f"{path}:{name}")
+        reply = scoring_worker.answer_request(function, guard, given)
+        assert ("error" in reply) == expected, reply
+    del sys.modules["own"]
 
 
 def test_packages_may_run_their_text_unlike_completions(tmp_path, monkeypatch):

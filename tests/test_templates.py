@@ -36,10 +36,6 @@ def test_what_a_template_is_given(source, text):
     assert rendered(source) == text
 
 
-def test_tools_that_are_given_are_there():
-    assert rendered("{{ tools | length }}{{ documents is none }}", tools=[{}, {}]) == "2True"
-
-
 @cases("source", "{{ bos_token }}a", "{{ 'a' ~ mask_token }}")
 def test_missing_special_token_is_an_error(source):
     with pytest.raises(ConfigError, match=r"^chat_template: line 1: '(bos|mask)_token' is undef"):

@@ -5,13 +5,11 @@ import os
 import re
 import signal
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 import tiny
-from scripts import start
 from tables import cases
 
 from jaxrl_po import language
@@ -65,7 +63,6 @@ def slow(name, *arguments):
 
 @cases(
     "arguments",
-    slow("one device", "--seeds=2", "--devices=1", "--warm_start.accuracy=1"),
     slow("seeds", *ACCURATE),
     pytest.param(["--seeds=1", "--devices=2", "--warm_start.accuracy=1"], id="rows"),
     slow("parameters", *ACCURATE, "--shard_params"),
@@ -182,18 +179,3 @@ def test_interrupt_in_warm_start_stops_immediately_without_saving(tmp_path, monk
     assert capfd.readouterr().err.strip() == SAID
     assert read(out / "metrics.jsonl") == []
     assert not list((out / "checkpoints").glob("*/*"))
-
-
-@pytest.mark.slow
-def test_interrupt_ends_the_process_of_warm_start(tmp_path):
-    arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", f"--out={tmp_path}/run"]
-    with start("language", *arguments, "--warm_start.steps=10000000") as process:
-        line = process.stdout.readline()
-        while line and "warm start, step" not in line:
-            line = process.stdout.readline()
-        begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - begun < 5.0
-    assert process.returncode == 128 + signal.SIGINT
-    assert errors.strip() == SAID
