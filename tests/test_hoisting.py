@@ -56,12 +56,6 @@ def same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_is_a_scan():
-    got, want = hoisting.scan(everything, CARRY, XS), jax.lax.scan(everything, CARRY, XS)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    same(got, want)
-
-
 def test_is_a_scan_under_jit_vmap_and_grad():
     @jax.jit
     @jax.vmap
