@@ -56,6 +56,13 @@ def test_a_dictionary_is_read_by_its_meaning():
     assert seen.legal.dtype == bool
 
 
+def test_observation_without_a_part_is_refused():
+    pair = gymnasium.spaces.Tuple([gymnasium.spaces.Box(0.0, 1.0, (2,))] * 2)
+    observe = read_spaces("pair", pair, gymnasium.spaces.Discrete(2)).observe
+    with pytest.raises(ValueError, match="shorter"):
+        observe((np.zeros(2),))
+
+
 def test_bounds_of_a_matrix_of_actions_are_paired():
     """Each lower bound is below the upper bound of its own component alone."""
     bounds = [[5.0, 0.0], [3.0, 1.0]], [[6.0, 1.0], [4.0, 2.0]]
