@@ -89,13 +89,6 @@ def starts(trajectory):
     return np.asarray(trajectory.observation[:, ::3, 0])
 
 
-def test_each_step_draws_its_own_start_by_default():
-    environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=1)
-    assert environment.refresh is None
-    drawn = starts(played(environment)[1])
-    assert len(np.unique(drawn)) == drawn.size
-
-
 def test_no_two_episodes_begin_with_the_same_start():
     environment = with_episodes("e", dynamics(3), max_steps=9, reset_interval=6)
     envs, trajectory = played(environment)
