@@ -102,41 +102,10 @@ def test_a_fall_terminates():
     assert len(np.unique(drawn, axis=0)) == 4
 
 
-@pytest.mark.slow
-@cases("interval", 1, 2)
-def test_a_time_limit_changes_nothing_before(interval):
-    make = functools.partial(brax.make, NAME)
-    key, fresh = laws.cuts_by_time(make, 0.5, reset_interval=interval, atol=1e-6)
-    theirs = jax.jit(raw().reset)(key)
-    # A separate program computes these numbers.
-    laws.same(fresh, (theirs.obs, theirs), rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.slow
-def test_no_two_episodes_begin_alike():
-    laws.begins_never_twice_alike(functools.partial(brax.make, NAME), 0.0)
-
-
 def test_ppo_trains_and_is_evaluated():
     # In this environment no episode ends by itself.
     _, _, lengths = laws.learns(brax.make("fast", max_steps=7))
     np.testing.assert_array_equal(lengths, 7)
-
-
-@pytest.mark.slow
-def test_ppo_trains_on_a_pendulum():
-    laws.learns(brax.make(NAME))
-
-
-@cases(
-    "name, backend",
-    ("fast", "spring"),
-    pytest.param("reacher", "spring", marks=pytest.mark.slow),
-    ("inverted_pendulum", "generalized"),
-    pytest.param("inverted_pendulum", "mjx", marks=pytest.mark.slow),
-)
-def test_a_state_keeps_its_structure(name, backend):
-    laws.keeps_its_structure(brax.make(name, backend=backend, reset_interval=1))
 
 
 def test_the_critic_sees_what_is_privileged():
@@ -152,7 +121,6 @@ def test_the_critic_sees_what_is_privileged():
     "name, arguments, message",
     ("hopper", {"backend": "bullet"}, "brax:hopper: backend should be in"),
     ("swimmer", {}, "brax:swimmer: Unsupported backend: spring"),
-    ("hopper", {"max_steps": 0}, "brax:hopper: max_steps must be a whole number"),
 )
 def test_refusals_name_the_environment(name, arguments, message):
     with pytest.raises(ConfigError, match=message):
@@ -168,8 +136,3 @@ def test_an_environment_that_jax_breaks_is_refused(monkeypatch):
     assert "old" in brax.names()
     with pytest.raises(ConfigError, match="brax:old: brax's own step fails beside JAX"):
         brax.make("old")
-
-
-def test_an_unknown_argument_is_a_usage_error():
-    with pytest.raises(ConfigError, match=r"^env_params: brax:hopper .*'friction'"):
-        suites.from_suite("brax:hopper", '{"friction": 2}')

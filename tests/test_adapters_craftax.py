@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import pytest
 from tables import cases
 
-from jaxrl_po.config import ConfigError
-
 craftax = pytest.importorskip("craftax.craftax_env")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.craftax")
 
@@ -41,11 +39,6 @@ def test_time_limit_truncates_and_reset_starts_next_episode():
     want = jax.jit(env.reset_env)(key, params)[0]
     # Another program computes daylight, which is a cosine.
     laws.same(vector(fresh), want, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_no_two_episodes_begin_alike():
-    laws.begins_never_twice_alike(MAKE, LEFT)
 
 
 def test_observations_match_the_suite_and_death_ends_episodes():
@@ -96,10 +89,3 @@ def test_time_limits_are_the_suites():
         "Craftax-Classic-Symbolic-v1",
         "Craftax-Classic-Pixels-v1",
     ]
-
-
-def test_what_cannot_work_is_refused():
-    with pytest.raises(ConfigError, match="max_steps must be a whole number"):
-        MAKE(max_steps=0)
-    with pytest.raises(TypeError, match="colour"):
-        MAKE(colour=1)

@@ -20,23 +20,11 @@ RANDOM = functools.partial(adapter.make, "MiniGrid-EmptyRandom-8x8")
 TO_THE_GOAL = [FORWARD, FORWARD, CLOCKWISE, FORWARD, FORWARD]
 
 
-def test_names_match_the_suite_and_include_memory():
-    assert {"MiniGrid-MemoryS8", "MiniGrid-Empty-8x8", "XLand-MiniGrid-R1-9x9"} <= set(
-        adapter.names()
-    )
-
-
 def test_time_limit_truncates_and_reset_starts_next_episode():
     key, (fresh, _) = laws.cuts_by_time(RANDOM, CLOCKWISE)
     env, params = xminigrid.make("MiniGrid-EmptyRandom-8x8")
     raw = jax.jit(env.reset)(params, key).observation
     np.testing.assert_array_equal(fresh["image"][..., :13].argmax(-1), raw[..., 0])
-
-
-def test_no_two_episodes_begin_alike():
-    # Rooms with doors and boxes all look different, whereas empty rooms look alike.
-    rooms = functools.partial(adapter.make, "MiniGrid-BlockedUnlockPickUp")
-    laws.begins_never_twice_alike(rooms, CLOCKWISE)
 
 
 @cases("max_steps", 5, 100)
@@ -116,13 +104,7 @@ def test_xland_draws_and_shows_a_task_per_episode(tmp_path):
     ("XLand-MiniGrid-R1-9x9", {"benchmark": "/nowhere/x"}, "cannot be read"),
     ("MiniGrid-Empty-5x5", {"benchmark": "trivial-21k"}, "benchmark must be empty"),
     ("MiniGrid-Empty-5x5", {"view_size": 4}, "view_size must be odd"),
-    ("MiniGrid-Empty-5x5", {"max_steps": 0}, "max_steps must be a whole number"),
 )
 def test_what_cannot_work_is_refused_in_one_line(name, arguments, words):
     with pytest.raises(ConfigError, match=words):
         adapter.make(name, **arguments)
-
-
-def test_an_unknown_argument_is_a_type_error():
-    with pytest.raises(TypeError, match="colour"):
-        adapter.make("MiniGrid-Empty-5x5", colour=1)

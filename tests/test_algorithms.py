@@ -1,7 +1,6 @@
 """Tests properties of every algorithm on every kind of problem, see `learners.py`."""
 
 import dataclasses
-import functools
 from functools import cache
 
 import chex
@@ -18,7 +17,6 @@ from jaxrl_po.algorithms import group_policy, grpo, npg, ppo, ppo_penalty, reinf
 from jaxrl_po.config import as_arrays
 from jaxrl_po.run.devices import parallel
 from jaxrl_po.run.devices.parallel import Placement
-from jaxrl_po.types import TrainState
 
 
 def arrays(algorithm):
@@ -28,7 +26,7 @@ def arrays(algorithm):
 # Programs that take seconds to compile, with methods and problems that other cases cover, below or
 # in `IN_DOUBLE`.
 HEAVY = [
-    *(("trpo", problem) for problem in ("everything", "addition", "dialogue", "CartPole")),
+    *(("trpo", problem) for problem in ("everything", "addition", "CartPole")),
     *(("ppo", problem) for problem in ("everything", "addition")),
     ("ppo-turn", "dialogue"),
     ("grpo", "addition"),
@@ -57,8 +55,6 @@ def test_finite_and_moving(case):
     assert not np.array_equal(
         jax.tree.leaves(after.params.policy)[0], jax.tree.leaves(state.params.policy)[0]
     )
-    assert int(after.step) == 1
-    assert isinstance(after, TrainState)
     assert float(metrics["skipped"].value()) == 0.0
     assert float(metrics["frac_masked"].value()) < 1.0
     for name in ("kl", "entropy", "grad_norm", "policy_loss"):
@@ -138,38 +134,17 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# One problem of each kind that `IN_DOUBLE` does not have, except the learned reward, which takes 17
-# seconds; of CartPole, the placement with all devices for a seed. After them comes every algorithm
-# on control and on language.
+# One problem of each kind that `IN_DOUBLE` does not have in a fast case, except the learned reward;
+# of CartPole, the placement with all devices for a seed.
 KINDS = [
     ("trpo", "vine"),
     ("grpo", "groups"),
     ("grpo-turn", "dialogue"),
     ("ppo-all-switches", "table"),
 ]
-FURTHER = [
-    *(
-        (algorithm, kind)
-        for algorithm in ("ppo-all-switches", "ppo-penalty")
-        for kind in ("CartPole", "addition")
-    ),
-    *((algorithm, "addition") for algorithm in ("reinforce", "a2c", "npg", "grpo-process")),
-    *(
-        (algorithm, kind)
-        for algorithm in (
-            *("dr_grpo", "rloo", "reinforce_pp", "gspo", "cispo"),
-            *("sapo", "gmpo", "dppo", "pkpo"),
-        )
-        for kind in ("groups", "addition")
-    ),
-    # On control, rounding decides which of two close tokens is selected.
-    ("kl_cov", "addition"),
-]
 SHARDED = [
     *((case, (2, 4)) for case in KINDS),
     (("a2c", "CartPole"), (1, 8)),
-    *(slow(case, (2, 4)) for case in (*CASES, *FURTHER) if case not in KINDS),
-    slow(("trpo", "CartPole"), (1, 8)),
 ]
 
 
@@ -215,8 +190,8 @@ def test_vmapped_sharded_training_equals_a_loop(case, shape):
     assert_equal_on_every_device(state.params)
 
 
-# One small problem for each algorithm, from control or language; the other combinations take
-# minutes to compile.
+# One small problem for each algorithm, from control or language; the other cases take minutes to
+# compile.
 IN_DOUBLE = [
     *(
         (algorithm, "table")
@@ -233,7 +208,7 @@ IN_DOUBLE = [
 @cases(
     "case",
     *IN_DOUBLE,
-    *(slow(case) for case in (*CASES, *FURTHER) if case not in IN_DOUBLE),
+    *(slow(case) for case in CASES if case not in IN_DOUBLE),
     ids="-".join,
 )
 def test_in_double_precision_eight_devices_equal_one(case):
@@ -331,41 +306,13 @@ def test_statistics_of_eight_devices_equal_one(name):
         chex.assert_trees_all_close(means(of_device), means(want_metrics), rtol=1e-3, atol=1e-5)
 
 
-def test_resume_equals_uninterrupted(case):
-    init, step = jitted(*case)
-    one = functools.partial(step, arrays(case[0]))
-    state, _ = one(init(jax.random.key(0)))
-    saved = jax.tree.map(
-        lambda x: (
-            np.asarray(jax.random.key_data(x))
-            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-            else np.array(x)
-        ),
-        state,
-    )
-    straight, _ = one(one(state)[0])
-    restored = jax.tree.map(
-        lambda x, like: (
-            jax.random.wrap_key_data(jnp.asarray(x))
-            if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
-            else jnp.asarray(x)
-        ),
-        saved,
-        state,
-    )
-    resumed, _ = one(one(restored)[0])
-    chex.assert_trees_all_equal(resumed.params, straight.params)
-    chex.assert_trees_all_equal(resumed.collector, straight.collector)
-
-
-@cases("problem", "table", *(slow(name) for name in ("CartPole", "addition")))
-def test_numbers_vmap_and_do_not_recompile(problem):
+def test_numbers_vmap_and_do_not_recompile():
     traces = []
 
     @jax.jit
     def train(config, key):
         traces.append(1)
-        learner = ppo.make(config, PROBLEMS[problem](None))
+        learner = ppo.make(config, PROBLEMS["table"](None))
         return learner.step(learner.init(key))[0].params
 
     base = as_arrays(ppo.Config(num_epochs=1, num_minibatches=2))

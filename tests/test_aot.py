@@ -182,10 +182,8 @@ def test_supervised_programs_target_the_described_machine(columns):
 @cases(
     "name, message",
     ("tpu", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
-    ("tpu:v9:2x4", r"must name a chip \(v5e, v5p, v6e\), got tpu"),
     ("cpu:0", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
     ("cpu:99", r"cpu:99 needs 99 CPU devices, but this process has \d+; call jax.config"),
-    ("v5e:4x4", "must read like tpu:v5e:4x4, cpu:8 or gpu"),
     ("gpu", "gpu needs an attached GPU"),
 )
 def test_unknown_machines_are_refused(name, message):

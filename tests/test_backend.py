@@ -35,14 +35,14 @@ def test_a_device_may_be_one_core(devices, cores, expected):
     assert not Target("gpu", devices, cores).one_core_each
 
 
-def iterations(memory, target):
+def iterations(target):
     """Returns parameters and returns after five iterations of PPO on CartPole."""
     problem = control.make_problem(
         gymnax.make("CartPole-v1")[0],
         num_envs=4,
         num_steps=5,
         scale_rewards=True,
-        network=control.NetworkSettings(width=8, depth=1, memory=memory),
+        network=control.NetworkSettings(width=8, depth=1),
         target=target,
     )
     learner = ppo.make(config.as_arrays(ppo.Config(num_epochs=1, num_minibatches=2)), problem)
@@ -57,10 +57,9 @@ def iterations(memory, target):
     return jax.jit(train)(jax.random.key(1))
 
 
-@cases("memory", "none", pytest.param("gru", marks=pytest.mark.slow))
-def test_run_is_the_same_as_on_cpu(memory):
-    want, of_cpu = iterations(memory, None)
-    got, of_gpu = iterations(memory, GPU)
+def test_run_is_the_same_as_on_cpu():
+    want, of_cpu = iterations(None)
+    got, of_gpu = iterations(GPU)
     chex.assert_trees_all_close(got, want, atol=1e-5)
     np.testing.assert_array_equal(of_gpu, of_cpu)
 
@@ -153,14 +152,6 @@ def test_gradient_steps_hand_on_one_vector():
     params = {"w": jnp.ones(3), "b": jnp.ones((2, 2))}
     assert carried(params, None) == carried(params, backend.here()) == [(2, 2), (3,)]
     assert carried(params, GPU) == [(7,)]
-
-
-def test_small_tree_of_one_type_is_a_vector():
-    tree = {"a": jnp.ones((2, 3)), "b": jnp.arange(4.0)}
-    flat = optimizers.flattening(tree, GPU)
-    assert flat.ravel(tree).shape == (10,)
-    chex.assert_trees_all_equal(flat.unravel(flat.ravel(tree)), tree)
-    assert flat.ravel({"a": 2.0 * tree["a"], "b": tree["b"]})[0] == 2.0
 
 
 @cases(

@@ -8,17 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from probes import AlwaysTerminated, AlwaysTruncated, MatchCueContinuous, NanReward, Params
 from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.backend import here
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import normalizer
-from jaxrl_po.control.statistics import Statistics
-from jaxrl_po.control.unroll import episodes
 from jaxrl_po.distributions import DiagonalGaussian
 from jaxrl_po.types import CollectorState
 
@@ -52,23 +49,6 @@ def test_adapter_knows_gymnax_environments(name, shape, actions):
     # A weak type that reset returns, but step does not, would compile the second iteration again.
     assert jax.tree.structure(state) == jax.tree.structure(after)
     assert jax.tree.leaves(state) == jax.tree.leaves(after)
-
-
-def test_shapes_and_dtypes():
-    _, _, _, batch = one_batch(CART_POLE)
-    assert batch.inputs.shape == (4, 12, 4)
-    assert batch.action.dtype == jnp.int32
-    assert batch.score.shape == (4, 1)
-    for leaf in (batch.log_prob, batch.reward, batch.value, batch.next_value, batch.mask):
-        assert leaf.shape == (4, 12)
-
-
-def test_truncation_is_not_termination():
-    _, _, _, batch = one_batch(TRUNCATED)
-    assert not batch.terminated.any()
-    assert_array_equal(batch.truncated[0], (np.arange(12) + 1) % 5 == 0)
-    _, _, _, batch = one_batch(AlwaysTerminated())
-    assert batch.terminated.all()
 
 
 def test_next_value_uses_final_observation_of_same_episode():
@@ -124,20 +104,6 @@ def test_the_widest_box_has_a_finite_half_range():
     assert_allclose(spaces.to_action(jnp.array([0.5])), [0.5 * largest], rtol=1e-6)
 
 
-def test_actions_are_in_units_of_the_half_range():
-    env = PENDULUM  # the torque lies in [−2, 2]
-    environment = control.adapt(env)
-
-    @jax.jit
-    def stepped(key):
-        _, state = environment.reset(key)
-        ours, _ = environment.step(jax.random.key(1), state, jnp.array([0.5]))
-        return ours, env.step(jax.random.key(1), state, jnp.array([1.0]), env.default_params)[1]
-
-    state_one, direct = stepped(jax.random.key(0))
-    assert_allclose(state_one.theta_dot, direct.theta_dot, rtol=1e-6)
-
-
 def test_episode_metrics_count_completed_episodes_only():
     _, _, _, batch = one_batch(TRUNCATED, num_steps=4)
     assert float(batch.metrics["episode_return"].count) == 0.0
@@ -146,41 +112,6 @@ def test_episode_metrics_count_completed_episodes_only():
     assert float(batch.metrics["episode_return"].count) == 4 * 2
     assert float(batch.metrics["episode_return"].metric()) == 5.0
     assert float(batch.metrics["episode_length"].metric()) == 5.0
-
-
-def test_episodes_run_on_between_iterations():
-    problem, params, collector, _ = one_batch(TRUNCATED, num_steps=4)
-    assert_allclose(collector.sharded["environments"].episode_return, 4.0)
-    collector, batch = jax.jit(problem.collect)(params, collector, jax.random.key(9))
-    assert_array_equal(batch.truncated[0], [True, False, False, False])
-
-
-def test_environments_have_independent_random_numbers_and_keys_advance():
-    problem, params, collector, batch = one_batch(CART_POLE)
-    assert len(np.unique(np.asarray(batch.action), axis=0)) == 4
-    collect = jax.jit(problem.collect)
-    again = collect(params, collector, jax.random.key(1))[1]
-    other = collect(params, collector, jax.random.key(2))[1]
-    assert not np.array_equal(again.action, other.action)
-
-
-def test_split_environments_collect_what_they_collect_together():
-    """Random numbers depend on the index of an environment, not on the device of the
-    environment."""
-    problem, params, _, _ = one_batch(CART_POLE)
-    _, collector = jax.jit(problem.init)(jax.random.key(0))
-    collect = jax.jit(problem.collect)
-    whole = collect(params, collector, jax.random.key(5))[1]
-    halves = [
-        collect(
-            params,
-            CollectorState(jax.tree.map(lambda x, h=h: x[2 * h : 2 * h + 2], collector.sharded)),
-            jax.random.key(5),
-        )[1]
-        for h in range(2)
-    ]
-    assert_array_equal(whole.action, jnp.concatenate([half.action for half in halves]))
-    assert_allclose(whole.inputs, jnp.concatenate([half.inputs for half in halves]), rtol=1e-6)
 
 
 def test_normalizer_is_exact():
@@ -215,30 +146,6 @@ def test_std_is_one_only_before_data():
     assert normalizer.merge_batch(nothing, jnp.array([[2.0, 7.0]])).std().tolist() == [0.0, 0.0]
 
 
-def test_statistics_are_merged_over_devices():
-    """The observations of the second device have another mean."""
-    alone = Statistics(True, scale_rewards=True, discount=0.9, target=here())
-    rng = np.random.default_rng(0)
-    shift = np.array([0.0, 0.0, 9.0, 9.0])[:, None]
-    reward = jnp.asarray(rng.normal(shift, size=(4, 3)), jnp.float32)
-    observation = jnp.asarray(rng.normal(shift[..., None], size=(4, 3, 2)), jnp.float32)
-    data = observation, reward, rng.random((4, 3)) < 0.3
-    before = alone.init(jax.ShapeDtypeStruct((2,), jnp.float32), 4)
-    want, scaled = alone.update(before, *data)
-
-    parts = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), (before.sharded, *data))
-    after, parts_scaled = jax.vmap(
-        lambda sharded, *data: alone._replace(axis_name="data").update(
-            before._replace(sharded=sharded), *data
-        ),
-        axis_name="data",
-    )(*parts)
-    assert_allclose(parts_scaled.reshape(4, 3), scaled, rtol=1e-5)
-    for device in range(2):
-        of_device = jax.tree.map(lambda x, d=device: x[d], after.replicated)
-        chex.assert_trees_all_close(of_device, want.replicated, rtol=1e-5)
-
-
 def test_reward_scale_is_std_of_rolling_return():
     _, _, collector, batch = one_batch(TRUNCATED, scale_rewards=True, reward_discount=0.5)
     rolling, r = [], 0.0
@@ -249,22 +156,6 @@ def test_reward_scale_is_std_of_rolling_return():
     assert_allclose(batch.reward, 1.0 / np.std(rolling), rtol=1e-5)
     assert float(batch.metrics["episode_return"].metric()) == 5.0  # the logged return is not scaled
     assert_allclose(collector.sharded["rolling_return"], r, rtol=1e-6)
-
-
-def test_evaluation_is_frozen_and_repeatable():
-    env = CART_POLE
-    problem, params, collector, _ = one_batch(env)
-    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=5))
-    first, second = (evaluate(params, collector, jax.random.key(3)) for _ in range(2))
-    assert_array_equal(first["return"], second["return"])
-    # CartPole has a reward of 1 per step.
-    assert_array_equal(first["return"], first["length"])
-    assert first["return"].shape == (5,)
-    assert (first["return"] >= 1.0).all()
-    stochastic = jax.jit(control.make_evaluate(env, problem, num_episodes=5, greedy=False))(
-        params, collector, jax.random.key(3)
-    )
-    assert not np.array_equal(first["return"], stochastic["return"])
 
 
 def test_greedy_evaluation_plays_the_mode_whatever_the_key():
@@ -282,86 +173,16 @@ def test_greedy_evaluation_plays_the_mode_whatever_the_key():
         nearest = np.abs(got[:, None] - want[None, :]).argmin(1)
         assert set(nearest.tolist()) == {0, 1}
         assert_allclose(got, want[nearest], rtol=1e-5)
-
-
-def test_evaluation_reads_the_statistics_in_the_state():
-    env = PENDULUM
-    problem, params, collector, _ = one_batch(env, normalize_observations=True)
-    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=3))
-    statistics = collector.replicated["observation_statistics"]
-    other = collector._replace(
-        replicated={"observation_statistics": statistics._replace(mean=statistics.mean + 100.0)}
-    )
-    key = jax.random.key(0)
-    assert not np.array_equal(
-        evaluate(params, collector, key)["return"], evaluate(params, other, key)["return"]
-    )
+    sampled = control.make_evaluate(env, problem, num_episodes=16, greedy=False)
+    assert len(np.unique(jax.jit(sampled)(params, collector, jax.random.key(0))["return"])) > 2
 
 
 def test_evaluation_plays_whole_episodes():
-    env = TRUNCATED
-    problem, params, collector, _ = one_batch(env)
+    problem, params, collector, _ = one_batch(TRUNCATED)
     longer = Params(max_steps_in_episode=7)
-    evaluate = control.make_evaluate(env, problem, num_episodes=2, env_params=longer)
-    key = jax.random.key(0)
-    assert jax.jit(evaluate)(params, collector, key)["length"].tolist() == [7.0, 7.0]
-    bounded = jax.jit(
-        lambda key: episodes(
-            control.adapt(env),
-            lambda memory, o: (memory, problem.apply(params, o)[0]),
-            key,
-            num_episodes=2,
-            max_steps=3,
-        )
-    )
-    assert bounded(key)[1].tolist() == [3.0, 3.0]
-
-
-@cases(
-    "options, match",
-    ({"num_envs": 0}, "num_envs"),
-    ({"num_steps": -1}, "num_steps"),
-    ({"reward_discount": 1.5}, "reward_discount"),
-)
-def test_bad_sizes_name_the_field(options, match):
-    with pytest.raises(ConfigError, match=match):
-        control.make_problem(CART_POLE, **options)
-
-
-def test_bad_settings_name_the_field():
-    with pytest.raises(ConfigError, match="initial_log_std: applies to continuous actions"):
-        control.make_problem(CART_POLE, network=control.NetworkSettings(initial_log_std=-1.0))
-    with pytest.raises(ConfigError, match="reward_discount: has no effect"):
-        control.make_problem(CART_POLE, reward_discount=0.5)
-    with pytest.raises(ConfigError, match="activation: must be one of"):
-        control.make_problem(CART_POLE, network=control.NetworkSettings(activation="cube"))
-    with pytest.raises(ConfigError, match="num_episodes"):
-        control.make_evaluate(CART_POLE, control.make_problem(CART_POLE), num_episodes=0)
-
-
-def test_settings_reach_the_problem():
-    settings = control.ControlSettings(
-        num_envs=2, num_steps=3, normalize_observations=True, scale_rewards=True
-    )
-    problem = control.make_problem(
-        PENDULUM,
-        **vars(settings),
-        network=control.NetworkSettings(width=8, depth=1, activation="relu", initial_log_std=-0.5),
-    )
-    params, collector = jax.jit(problem.init)(jax.random.key(0))
-    assert params.policy["params"]["torso"]["Dense_0"]["kernel"].shape == (3, 8)
-    assert float(params.policy["params"]["head"]["log_std"][0]) == -0.5
-    assert collector.replicated["observation_statistics"].mean.shape == (3,)
-    assert collector.sharded["rolling_return"].shape == (2,)
-
-
-def test_unknown_spaces_are_named():
-    class Structured(AlwaysTruncated):
-        def observation_space(self, params=None):
-            return gymnax.environments.spaces.Space()
-
-    with pytest.raises(ConfigError, match=r"env: .*: observations must be boxes, discrete,"):
-        control.adapt(Structured())
+    evaluate = control.make_evaluate(TRUNCATED, problem, num_episodes=2, env_params=longer)
+    found = jax.jit(evaluate)(params, collector, jax.random.key(0))
+    assert found["length"].tolist() == [7.0, 7.0]
 
 
 class Costs(AlwaysTruncated):
@@ -381,10 +202,10 @@ def test_constant_return_is_scaled_by_its_mean(env, num_steps):
     assert_allclose(np.abs(batch.reward), 10.0, rtol=1e-5)
 
 
-def test_nothing_is_normalised_without_entry_in_collector():
-    _, _, collector, _ = one_batch(CART_POLE)
-    assert set(collector.sharded) == {"environments"}
-    assert collector.replicated == {}
+def test_initial_log_std_is_that_of_the_policy():
+    network = control.NetworkSettings(initial_log_std=-0.5)
+    params, _ = jax.jit(control.make_problem(PENDULUM, network=network).init)(jax.random.key(0))
+    assert params.policy["params"]["head"]["log_std"].tolist() == [-0.5]
 
 
 def test_an_entry_of_the_collector_is_added_once():

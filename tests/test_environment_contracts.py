@@ -80,7 +80,6 @@ def final(change):
 
 BROKEN = [
     (Plain(terminated=lambda x: x[None]), r"terminated of step must be of shape \[\], got \[1\]"),
-    (Plain(truncated=lambda x: x[None]), r"truncated of step must be of shape \[\], got \[1\]"),
     (Plain(terminated=lambda _: None), "terminated must be bool, got nothing"),
     (Plain(reward=lambda _: jnp.ones(2)), r"reward of step must be of shape \[\], got \[2\]"),
     (Plain(reward=lambda _: {"paid": 1.0}), r"reward must be float, got {'paid': 'float'}"),
@@ -88,7 +87,6 @@ BROKEN = [
         Plain(state=lambda x: State(x.time * 1.0)),
         r"state.time of step must be int32\[\], as from reset, got float32\[\]",
     ),
-    (Plain(state=lambda x: State(x.time[None])), r"state.time .* int32\[\], .* got int32\[1\]"),
     (Plain(state=lambda x: x.replace(kind="end")), r"state of step must be .*start.*got .*end"),
     (Plain(state=lambda x: (x.time,)), r"state.time of step must be int32\[\], .* got nothing"),
     (Plain(state=lambda _: "over"), "state of step must be a pytree of arrays, got str"),
@@ -101,7 +99,6 @@ BROKEN = [
         r"final_observation must be .*'b': .* got {'a': 'float32\[3\]'}",
     ),
     (Parts(reset=lambda x, s: (without_b(x), s)), "observation of reset must be .*'b': "),
-    (Parts(observation=lambda x: x["a"]), r"observation of step must be .*got float32\[3\]"),
     (Plain(observation=lambda x: {"a": x}), r"observation of step must be float32\[3\], .*'a'"),
     (
         Parts(observation=lambda x: x | {"a": jnp.zeros(4)}),
@@ -111,10 +108,8 @@ BROKEN = [
         Image(observation=lambda x: x / 255),
         r"observation of step must be uint8\[4, 4, 1\], as from reset, got float32\[4, 4, 1\]",
     ),
-    (Image(info=final(lambda x: x / 255)), r"final_observation of step must be uint8"),
     (Plain(info=lambda _: None), "info of step must hold final_observation"),
     (Plain(reset=lambda x, s: (x, s, {})), r"reset must return \(observation, state\) .*got 3"),
-    (Plain(reset=lambda x, s: x), r"reset must return \(observation, state\) .*got 1 values"),
 ]
 
 
@@ -193,6 +188,7 @@ def test_functions_of_ones_own_are_checked_alike(env, message):
     Parts(observation=lambda x: x | {"c": jnp.zeros(2)}),
     Image(),
     spoilt(reward=1),
+    spoilt(final_observation=jnp.zeros(3, jnp.int32)),
     control.adapt(Plain())._replace(  # a weak type that the loop converts
         reset=lambda key: (jnp.zeros(3), 0),
         step=lambda key, state, action: (
@@ -228,49 +224,12 @@ def test_a_state_may_hold_a_raw_key():
         jax.eval_shape(collect, jax.random.key(0))
 
 
-def test_the_final_observation_may_have_another_dtype():
-    own = control.adapt(Plain())
-
-    def step(key, state, action):
-        state, transition = own.step(key, state, action)
-        final = transition.final_observation.astype(jnp.int32)
-        return state, transition._replace(final_observation=final)
-
-    problem = control.make_problem(own._replace(step=step), num_envs=2, num_steps=2)
-    key = jax.random.key(0)
-    assert jax.eval_shape(lambda: problem.collect(*problem.init(key), key)[1]).reward.shape == (
-        2,
-        2,
-    )
-
-
 def test_results_of_a_step_may_be_any_sequence():
     class Listed(Plain):
         def step(self, *given):
             return iter(super().step(*given))
 
     assert control.adapt(Listed()).spaces.num_actions == 2
-
-
-class FiveResults(MatchCue):
-    def step(self, key, state, action, params=None):
-        return super().step(key, state, action, params)[:5]
-
-
-class NoFinalObservation(MatchCue):
-    def step(self, key, state, action, params=None):
-        *rest, _ = super().step(key, state, action, params)
-        return (*rest, {})
-
-
-class WideFinalObservation(MatchCue):
-    def step(self, key, state, action, params=None):
-        *rest, info = super().step(key, state, action, params)
-        return (*rest, {**info, "final_observation": jnp.zeros(3)})
-
-
-class NoSpace(MatchCue):
-    action_space = None
 
 
 class Outputs(nn.Module):
@@ -287,10 +246,6 @@ class Outputs(nn.Module):
 
 @cases(
     "env, modules, message",
-    (FiveResults(), {}, "step must return .* as in gymnax >= 1.0, got 5 values"),
-    (NoFinalObservation(), {}, "info of step must hold final_observation"),
-    (WideFinalObservation(), {}, r"final_observation of step must be .*\[1\], .*\[3\]"),
-    (NoSpace(), {}, "NoSpace lacks action_space"),
     (gymnax.make("CartPole-v1"), {}, r"as in gymnax.make\(name\)\[0\]"),
     (object(), {}, "env: must have the interface of gymnax >= 1.0; object lacks reset, step"),
     (

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import families
 import jax
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from folders import TOOL_ROWS, write_rows, write_tools
 from scripts import everything
 from tables import cases
 
-from jaxrl_po.cli import evaluate, launch
+from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices.parallel import Placement
 from jaxrl_po.run.experiment import language as script
@@ -146,11 +145,6 @@ def test_each_row_of_a_set_is_asked_once(place, monkeypatch):
     assert (validation.start, test.stop) == (train, 8)
 
 
-def test_every_seed_is_evaluated_again(whole):
-    assert evaluate.main([f"--run={whole}"]) == 0
-    assert len(json.loads((whole / "evaluation.json").read_text())["greedy_calls"]) == 2
-
-
 def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     """The batch equals a batch from the same prompts without an environment, except for rewards."""
     rows = [
@@ -193,7 +187,6 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
 
 @cases(
     "further, said",
-    (["--tools=mine.py:None"], r"tools: \S*mine.py"),
     (["--tools=Guess"], "tools: must be a file and a class, file.py:Class"),
     ([f"--tools={CLASSES}:Gess"], "tools: .* holds no 'Gess', but Guess"),
     ([f"--tools={CLASSES}:Blind"], "tools: must have a method get_reward, or reward"),
@@ -202,8 +195,6 @@ def test_one_turn_without_tools_is_a_completion(place, tmp_path):
     (["--problem.max_new_tokens=0"], "problem.max_new_tokens: must be given"),
     (["--tools.reply_length=3"], "tools.reply_length: must be above 3, the tokens"),
     (["--tools.turns=12"], "tools.turns: the longest dialogue has"),
-    (["--tools.turns=0"], r"tools.turns: must lie in \[1"),
-    (["--tools.timeout=0"], "tools.timeout: must lie in"),
     (["--reward=model"], "reward: must be left out with tools, got model"),
     (["--warm_start.steps=3"], "warm_start.steps: must be 0"),
     (
@@ -232,14 +223,9 @@ def test_bad_input_is_one_line_before_anything_compiles(
 def test_unusable_template_or_rows_give_one_line(place, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(place / "model", folder)
-    (folder / "chat_template.jinja").write_text(families.TEMPLATE)
+    (folder / "chat_template.jinja").unlink()
     few = "--total_steps=12"
     flags = arguments(place, tmp_path / "out", few, f"--init_from={folder}")
-    with pytest.raises(
-        ConfigError, match=r"chat_template: must write calls.*; it does not show them"
-    ):
-        launch.language(flags)
-    (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="must have a chat template, which writes the tools"):
         launch.language(flags)
     flags = arguments(place, tmp_path / "out", few, f"--task.train={tmp_path / 'rows.jsonl'}")

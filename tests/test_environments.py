@@ -247,46 +247,6 @@ def test_environment_ends_with_its_run_during_work(odd):
         os.kill(pid, 0)
 
 
-def test_a_tool_that_catches_every_exception_is_interrupted(talk):
-    partner = talk("Deaf", timeout=0.3)
-    partner.begin(episodes(0), 1)
-    (reply,) = partner.answer([[RAISES, END]])
-    assert reply is not None
-    assert "no result within 0.3 seconds" in partner._transcripts[0].messages[-1]["content"]
-
-
-def test_functions_may_not_run_what_a_model_wrote(tmp_path):
-    own = tmp_path / "own.py"
-    own.write_text(
-        "def runs(completions, messages, code, **columns):\n"
-        "    return [eval(code[0]) + eval(messages[0][0]['content'])]\n"
-    )
-    task = type("Task", (), {"tokenizer": None, "columns": print})
-    said = {"completions": ["3"], "messages": [[{"role": "assistant", "content": "3"}]]}
-    with HostScore([Reward(f"{own}:runs")], task) as reward_fn:
-        for code, refused in (("4", True), ("3", False)):
-            columns = [{**said, "code": [code]}]
-            if refused:
-                with pytest.raises(RewardError, match="run text as code"):
-                    reward_fn.score(columns, 1, first=True, report=print)
-            else:  # the reward function may run the text of this row as code
-                assert reward_fn.score(columns, 1, first=True, report=print).reward == 6
-
-
-def test_the_example_of_the_documentation_plays():
-    example = ROOT / "examples" / "guessing.py"
-    environments = Environments(f"{example}:Guessing", 5.0)
-    offer = environments.start(["prompt", "secret"])
-    assert [tool["function"]["name"] for tool in offer.tools] == ["guess"]
-    assert (offer.reward, offer.takes) == (True, ("prompt", "secret"))
-    environments.run({0: {"reset": {"prompt": [], "secret": 5}, "seeds": [0, 0]}})
-    calls = [{"name": "guess", "arguments": {"number": number}} for number in (7, 3, 5)]
-    said = environments.run({0: {"calls": calls}})[0]["results"]
-    assert [each["content"] for each in said] == ["lower", "higher", "right"]
-    assert environments.run({0: {"reward": True}})[0] == {"reward": 6 / 8}
-    environments.close()
-
-
 BROKEN = {
     "def reset(self):\n        raise OSError('no board')": "reset raised OSError: no board",
     "def reset(self):\n        pass\n    def get_reward(self):\n        return 1 / 0": (

@@ -1,25 +1,22 @@
 """Tests every `--algorithm` of both scripts, in microbatches and with its rows over two devices.
 
-Runs of the four algorithms from which the other algorithms are made are complete. Runs of the other
-algorithms are traced without compiling, from the flags to files, loading, evaluation and rendering.
+Runs of the four algorithms from which the other algorithms are made are complete; those of the
+others are complete in slow tests. All are traced without compiling, from the flags to files,
+loading and evaluation.
 """
 
-import functools
 import json
 
 import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from tables import cases, slow
 from tiny import MODEL
 
 from jaxrl_po.algorithms import critic_fit, ppo
 from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import record
-from jaxrl_po.control import adapt, unroll
-from jaxrl_po.control.actor import actor_of
-from jaxrl_po.run.experiment import control, earlier, language, presets, registry, settings
+from jaxrl_po.run.experiment import language, presets, registry, settings
 from jaxrl_po.run.store.checkpoint import Store
 
 # Distillation needs a teacher, see test_distillation; sft needs demonstrations, see test_sft.
@@ -52,11 +49,14 @@ FEW = {
     "a2c": [],
 }
 SCRIPTS = {"control": launch.control, "language": launch.language}
-MICROBATCHES, DEVICES = "--config.num_microbatches=2", "--mesh=data:2"
-BOTH = [MICROBATCHES, DEVICES]
-VARIANTS = {"both": BOTH, "neither": [], "microbatches": [MICROBATCHES], "devices": [DEVICES]}
+BOTH = ["--config.num_microbatches=2", "--mesh=data:2"]
 # The test `test_wrapped_problem_is_evaluated_and_rendered` runs DAPO on control.
 TO_THE_END = [("ppo", "control"), ("trpo", "control"), ("grpo", "language")]
+OTHERS = [
+    slow(name, "language" if registry.METHODS[name].compares_groups else "control")
+    for name in WITHOUT_TEACHER
+    if name not in ("ppo", "trpo", "grpo")
+]
 
 
 def arguments(script, algorithm, out):
@@ -73,21 +73,10 @@ def arguments(script, algorithm, out):
     ]
 
 
-def to_the_end():
-    slow = [
-        pytest.param(algorithm, script, variant, marks=pytest.mark.slow)
-        for algorithm in WITHOUT_TEACHER
-        for script in SCRIPTS
-        for variant in VARIANTS
-        if variant != "both" or (algorithm, script) not in TO_THE_END
-    ]
-    return [*((*case, "both") for case in TO_THE_END), *slow]
-
-
-@pytest.mark.parametrize(("algorithm", "script", "variant"), to_the_end())
-def test_it_ends_well(algorithm, script, variant, tmp_path):
+@cases("algorithm, script", *TO_THE_END, *OTHERS)
+def test_it_ends_well(algorithm, script, tmp_path):
     """Each algorithm runs in microbatches, and with its rows over two devices."""
-    argv = [*arguments(script, algorithm, tmp_path / "run"), *VARIANTS[variant]]
+    argv = [*arguments(script, algorithm, tmp_path / "run"), *BOTH]
     assert SCRIPTS[script](argv) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert np.isfinite(summary["greedy_return" if script == "control" else "greedy_accuracy"]).all()
@@ -138,19 +127,6 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
     assert evaluate.main([f"--run={out}", "--checkpoint=latest"]) == 0
     if script == "language":
         assert render.main([f"--run={out}"]) == 0
-        return
-    config = earlier.read_config(control, "run", str(out))
-    player = render.restore(render.RenderOptions(run=str(out), checkpoint="latest"), config)
-    environment, actor = adapt(player.world.env), actor_of(player.problem)
-
-    def play(params, collector):
-        key, envs = jax.random.key(0), jnp.arange(1, dtype=jnp.int32)
-        begun = unroll.start(environment, key, envs, actor.start(1))
-        policy = functools.partial(actor.act, params, collector)
-        return unroll.unroll(environment, policy, begun, key, num_steps=4, greedy=True)[1]
-
-    played = jax.eval_shape(play, player.state.params, player.state.collector)
-    assert played.observation.shape == (1, 4, 4)
 
 
 def test_wrapped_problem_is_evaluated_and_rendered(tmp_path):

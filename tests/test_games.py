@@ -56,56 +56,21 @@ def test_mastermind_says_what_is_right():
     assert float(dialogue.measures["guesses"](state)) == 9
 
 
-def test_least_mean_number_of_guesses_is_the_known():
-    """The search over the library's replies is exact: 21 / 9 guesses for two symbols of three."""
-    codes = list(itertools.product(range(3), repeat=2))
-
-    @functools.cache
-    def least(left):
-        """Returns the fewest total guesses over the codes that remain possible."""
-        if len(left) == 1:
-            return 1
-        best = None
-        for guess in codes:
-            parts = {}
-            for code in left:
-                parts.setdefault(feedback(code, guess), []).append(code)
-            if len(parts) == 1 and guess not in left:
-                continue
-            if any(len(part) == len(left) for part in parts.values()):
-                continue
-            total = len(left) + sum(
-                least(tuple(part)) for said, part in parts.items() if said != (2, 0)
-            )
-            best = total if best is None else min(best, total)
-        return best
-
-    assert least(tuple(codes)) == 21
-
-
-def test_binary_search_takes_5_125_guesses():
+def test_replies_lead_a_binary_search_to_the_number():
     dialogue = dialogues.higher_lower(64)
     _, start = dialogue.reset(jax.random.key(0), False)
-    guesses = []
     for number in range(0, 64, 7):
         state, low, high, done = start._replace(number=jnp.int32(number)), 0, 63, False
+        guesses = 0
         while not done:
             guess = (low + high) // 2
             state, said, reward, done = played(dialogue, state, f"{guess:02}")
-            low, high = (guess + 1, high) if said == ">" else (low, guess - 1)
-        assert reward == pytest.approx((11 - int(state.guesses)) / 10)
-        guesses.append((number, int(state.guesses)))
-
-    def steps(number, low=0, high=63):
-        guess = (low + high) // 2
-        if guess == number:
-            return 1
-        return 1 + (
-            steps(number, guess + 1, high) if number > guess else steps(number, low, guess - 1)
-        )
-
-    assert guesses == [(number, steps(number)) for number, _ in guesses]
-    assert np.mean([steps(number) for number in range(64)]) == 5.125
+            guesses += 1
+            assert done == (guess == number)
+            assert done or said == (">" if number > guess else "<")
+            low, high = (guess + 1, high) if number > guess else (low, guess - 1)
+        assert int(state.guesses) == guesses
+        assert reward == pytest.approx((11 - guesses) / 10)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests policies with memory: replay equals acting, and memory is necessary to solve a maze."""
+"""Tests policies with memory: replay equals acting, and training solves tasks that need it."""
 
 import functools
 from typing import NamedTuple
@@ -15,9 +15,10 @@ from memory_reference import SIZES
 from numpy.testing import assert_allclose
 from probes import Probe
 from structured import Everything
+from tables import cases
 
 from jaxrl_po import control, trust_region
-from jaxrl_po.algorithms import a2c, npg, ppo, reinforce, trpo
+from jaxrl_po.algorithms import ppo, trpo
 from jaxrl_po.config import ConfigError
 from jaxrl_po.control import actor, memory, modules, networks, unroll
 
@@ -121,16 +122,13 @@ BEFORE, STEPS = 3, 6
 BEGINS = np.zeros((2, BEFORE + STEPS), bool)
 BEGINS[0, BEFORE + 3] = BEGINS[1, BEFORE + 1] = True
 KINDS = ("plain", "dictionary", "masks", "privileged")
+# Every pair of entries from two columns occurs.
 TABLE = [
-    pytest.param(
-        *(memory, of, kind),
-        id=f"{memory}-{of}-{kind}",
-        # Every pair of entries from two columns occurs in a fast test.
-        marks=[] if (i + j) % 2 == (memory == "gru") else pytest.mark.slow,
-    )
+    (memory, of, kind)
     for memory in SIZES
     for i, of in enumerate(("policy", "critic", "both"))
     for j, kind in enumerate(KINDS)
+    if (i + j) % 2 == (memory == "gru")
 ]
 
 
@@ -263,41 +261,6 @@ def test_laws_of_memory(memory, recurrent_networks, kind):
         assert np.abs(of.products[0]).max() > 1e-3
 
 
-METHODS = [
-    (a2c, "transformer", "policy"),
-    *((module, memory, "both") for module in (reinforce, ppo, trpo) for memory in SIZES),
-    (a2c, "gru", "critic"),
-    (npg, "gru", "policy"),
-    (npg, "transformer", "critic"),
-]
-
-
-@pytest.mark.parametrize(
-    ("module", "memory", "recurrent_networks"),
-    [METHODS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in METHODS[1:])],
-)
-def test_every_method_steps_with_memory(module, memory, recurrent_networks):
-    name = {ppo: "num_minibatches", a2c: "num_microbatches"}.get(module, "value_minibatches")
-    network = control.NetworkSettings(
-        width=8, depth=1, memory=memory, recurrent_networks=recurrent_networks, **SIZES[memory]
-    )
-    learner = module.make(module.Config(**{name: 4}), made(RandomEnds(), network, num_envs=8))
-    state = jax.jit(jax.vmap(learner.init))(jax.random.split(jax.random.key(0), 2))
-    sample, update = (jax.jit(jax.vmap(of)) for of in (learner.sample, learner.update))
-    for _ in range(2):
-        sampled = sample(state)
-        state, metrics = update(*sampled)
-    assert sample._cache_size() == update._cache_size() == 1
-    params = jax.tree.map(np.asarray, state.params)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-    second = jax.jit(lambda sampled: learner.update(*jax.tree.map(lambda x: x[1], sampled))[0])
-    chex.assert_trees_all_close(
-        jax.tree.map(lambda x: x[1], params), second(sampled).params, rtol=2e-3, atol=2e-4
-    )
-    if module is trpo:
-        assert 0.0 < float(metrics["exact_kl"].metric()[0]) <= 0.01
-
-
 def test_minibatches_are_whole_sequences():
     learner = ppo.make(ppo.Config(num_minibatches=3), made(RandomEnds()))
     with pytest.raises(
@@ -307,57 +270,43 @@ def test_minibatches_are_whole_sequences():
         jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)))
 
 
-def solved(module, memory, name):
-    """Returns the greedy return of the worst seed; the first observation decides all later rewards.
-
-    Four seeds of PPO with a transformer continue to train after they have solved the maze, with
-    `early_stop` and smaller steps.
-    """
-    env = Everything() if name == "masked" else gymnax.make("MemoryChain-bsuite")[0]
-    sizes = {"memory_window": 8} if memory == "transformer" else {}
-    network = control.NetworkSettings(width=16, depth=1, memory=memory, **sizes)
-    problem = made(env, network, num_envs=64, num_steps=32)
-    of_ppo = {"num_minibatches": 4, "learning_rate": 5e-3, "entropy_coefficient": 0.05}
-    keys, iterations, over = jax.random.key(1), 20, lambda function: function
-    if (module, memory) == (ppo, "transformer"):
-        of_ppo |= {"learning_rate": 3e-4, "early_stop": True, "target_kl": 0.02}
-        keys, iterations, over = jax.random.split(keys, 4), 40, jax.vmap
-    of_trpo = {"value_minibatches": 4, "value_learning_rate": 5e-3, "max_kl": 0.03}
-    learner = module.make(module.Config(**(of_ppo if module is ppo else of_trpo)), problem)
-    state, step = jax.jit(over(learner.init))(keys), jax.jit(over(learner.step))
-    for _ in range(iterations):
-        state, _ = step(state)
-    evaluate = control.make_evaluate(env, problem, num_episodes=256, max_steps=20)
-
-    def measure(state):
-        return evaluate(state.params, state.collector, jax.random.key(9))["return"].mean()
-
-    return float(jax.jit(over(measure))(state).min())
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["masked", "chain"])
-@pytest.mark.parametrize("memory", ["none", *SIZES])
-@pytest.mark.parametrize("module", [ppo, trpo])
-def test_memory_solves_what_is_chance_without(module, memory, name):
-    # The optima of the two environments are 10 and 1. Without memory the returns are 2 where the
-    # cue is visible and 1 in each of four steps, and 0.
-    low, high = {"masked": (6.7, 8.0), "chain": (0.4, 0.95)}[name]
-    found = solved(module, memory, name)
-    assert found < low if memory == "none" else found > high
+@cases(
+    "module, config, memory, env, least",
+    (
+        ppo,
+        ppo.Config(num_minibatches=4, learning_rate=5e-3, entropy_coefficient=0.05),
+        {"memory": "gru"},
+        Everything(),
+        8.0,
+    ),
+    (
+        trpo,
+        trpo.Config(value_minibatches=4, value_learning_rate=5e-3, max_kl=0.03),
+        {"memory": "transformer", "memory_window": 8},
+        gymnax.make("MemoryChain-bsuite")[0],
+        0.95,
+    ),
+    ids=["ppo", "trpo"],
+)
+def test_a_cue_is_remembered_after_training(module, config, memory, env, least):
+    """The first observation decides all later rewards; the optimal returns are 10 and 1."""
+    network = control.NetworkSettings(width=16, depth=1, **memory)
+    problem = made(env, network, num_envs=64, num_steps=32)
+    learner = module.make(config, problem)
+    state, step = jax.jit(learner.init)(jax.random.key(1)), jax.jit(learner.step)
+    for _ in range(20):
+        state, _ = step(state)
+    evaluate = jax.jit(control.make_evaluate(env, problem, num_episodes=256, max_steps=20))
+    found = evaluate(state.params, state.collector, jax.random.key(9))["return"].mean()
+    assert float(found) > least
 
 
 def test_what_cannot_remember_is_named():
     remembering = networks.Recurrent(networks.Torso((4,)), networks.CategoricalHead(2), 4)
-    for flags, message in (
-        ({"recurrent_networks": "policy"}, r"recurrent_networks.* memory is gru or transformer"),
-        ({"memory": "gru", "memory_window": 8}, "memory_window.* memory is transformer"),
-        ({"memory": "transformer", "memory_window": 0}, "memory_window: must"),
-        ({"memory": "transformer", "memory_heads": 3}, "memory_heads: must divide width = 64"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            made(RandomEnds(), control.NetworkSettings(**flags))
+    with pytest.raises(ConfigError, match="memory_heads: must divide width = 64"):
+        made(RandomEnds(), control.NetworkSettings(memory="transformer", memory_heads=3))
     of_role = functools.partial(control.make_problem, RandomEnds())
     with pytest.raises(ConfigError, match="recurrent_networks: must not be policy, which is given"):
         of_role(

@@ -72,9 +72,8 @@ def test_a_host_environment_replays_what_acted():
 
 def test_opened_pool_begins_without_memory():
     hosted = hosted_problem(3, 6, memory="transformer")
-    rollouts = started(hosted)[2]
-    state = jax.eval_shape(started(hosted)[0].init, jax.random.split(jax.random.key(0), 1))
-    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state._replace(key=None))
+    _, state, rollouts = started(hosted)
+    state = jax.tree.map(jnp.ones_like, state._replace(key=None))
     began = rollouts._begin(state._replace(step=np.zeros(1)), ignore)
     memory = jax.tree.leaves(began.collector.sharded[CRITIC_MEMORY])
     assert len(memory) == 2
@@ -118,7 +117,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
             control.NetworkSettings(**{"memory": "sum", **changes}).validate()
 
 
-@cases("real, memory", (False, "transformer"), *(slow(True, memory) for memory in SIZES))
+@cases("real, memory", (False, "transformer"), slow(True, "gru"))
 def test_memory_run_resumes_evaluates_renders_and_loads(
     tmp_path, capsys, monkeypatch, real, memory
 ):

@@ -4,13 +4,12 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from clock import BOX, SEEN, ignore, source, started
+from clock import BOX, SEEN, ignore, started
 from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.cli import render
 from jaxrl_po.config import ConfigError
-from jaxrl_po.control import recorded
 from jaxrl_po.run import errors
 from jaxrl_po.run.host import rollouts, vector_envs
 from jaxrl_po.run.host.vector_envs import Pool, PoolError, PoolStep, wrap_pool_errors
@@ -207,31 +206,7 @@ def test_frames_of_atari_come_with_their_channels_last():
     assert where.spaces.observation.shape == (84, 84, 4)
     frame = where.open([1]).reset()
     assert frame.shape == (1, 84, 84, 4)
-    assert frame.dtype == np.uint8
-    hosted = rollouts.PoolProblem(
-        where,
-        control.recorded_from_settings(
-            where.spaces, control.ControlSettings(num_envs=1, num_steps=2)
-        ),
-        1,
-        2,
-        1,
-    )
-    learner, state, begun = started(hosted)
-    state, recording = begun.record(state, ignore)
-    assert recording.observation.dtype == np.uint8
-    step = jax.jit(lambda s, recording: learner.step(recorded.with_recording(s, recording)))
-    state, metrics = step(state, recording)
-    assert float(metrics["skipped"].metric()[0]) == 0.0
-
-
-def test_pool_errors_name_the_environment():
-    def fault(clock):
-        raise ValueError("no\n fuel")
-
-    pool = source(fault=fault).open([1])
-    with pytest.raises(PoolError, match="env clock: ValueError: no fuel"):
-        pool.step(np.zeros((1, 1)))
+    assert frame.dtype == where.dtype == np.uint8
 
 
 @cases(

@@ -1,8 +1,6 @@
 import importlib
-import subprocess
 import sys
 import types
-from importlib.metadata import version
 
 import gymnax
 import jax
@@ -15,30 +13,6 @@ from tables import cases
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import control, earlier, suites
-
-SPARED = """
-import sys
-import jax
-from jaxrl_po.run.experiment import suites
-
-gymnax = suites.import_gymnax()
-assert not {"seaborn", "pandas", "scipy.stats"} & sys.modules.keys()
-env, params = gymnax.make("Pong-misc")
-_, state = jax.jit(env.reset)(jax.random.key(0), params)
-picture = env.render(state, params)
-print(type(picture).__name__)
-import seaborn
-print(seaborn.__version__, suites.import_gymnax() is gymnax)
-"""
-
-
-@pytest.mark.slow
-def test_gymnax_needs_no_seaborn_until_drawing():
-    done = subprocess.run(
-        [sys.executable, "-c", SPARED], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["AxesImage", f"{version('seaborn')} True"]
 
 
 def test_seaborn_is_imported_on_first_use(monkeypatch):

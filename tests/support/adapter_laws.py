@@ -1,7 +1,5 @@
 """Asserts laws that hold for the environments of every suite, and plays these environments."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ from numpy.testing import assert_allclose
 
 from jaxrl_po import control
 from jaxrl_po.algorithms import ppo
-from jaxrl_po.control import unroll
 
 
 def plain(x):
@@ -51,34 +48,6 @@ def stepped(environment, running, actions, key):
     return states, transitions
 
 
-class Always(NamedTuple):
-    """Distribution that always returns the same action."""
-
-    action: jax.Array
-
-    def mode(self):
-        return self.action
-
-
-def play(environment, key, action, *, num_envs, num_steps):
-    """Returns the trajectory of an environment under one constant action."""
-    like = environment.spaces.action
-    actions = jnp.full((num_envs, *like.shape), action, like.dtype)
-
-    @jax.jit
-    def run(start_key, key):
-        return unroll.unroll(
-            environment,
-            lambda memory, _: (memory, Always(actions)),
-            unroll.start(environment, start_key, jnp.arange(num_envs)),
-            key,
-            num_steps=num_steps,
-            greedy=True,
-        )[1]
-
-    return run(*jax.random.split(key))
-
-
 def follows(environment, own, choose, reset=None):
     """Steps this library's environment and the suite's own environment side by side, 20 times.
 
@@ -114,7 +83,7 @@ def ends_by_itself(environment, running, actions):
     return states, transitions
 
 
-def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol=0.0):
+def cuts_by_time(make, action, part=lambda seen: seen, *, atol=0.0):
     """Asserts that a limit of 3 steps ends an episode and does not change the steps before.
 
     The next episode begins from a new starting state.
@@ -123,21 +92,16 @@ def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol
       make: `(max_steps, reset_interval) -> environment`.
       action: Action that does not end an episode within 3 steps.
       part: `(observation) -> part`, returns the part that does not depend on the time limit.
-      reset_interval: Number of steps between new starting states.
       atol: Absolute tolerance of the comparison with the longer episode.
 
     Returns:
       The key that draws the start of the next episode, and the next episode's observation and
       state.
     """
-    short, long = (make(max_steps=n, reset_interval=reset_interval) for n in (3, 30))
+    short, long = (make(max_steps=n, reset_interval=2) for n in (3, 30))
     key, drawn = jax.random.key(0), jax.random.key(7)
-    running = begun(short, key)
-    if short.refresh is None:
-        # the start of the next episode is drawn in the last step
-        drawn = jax.random.split(jax.random.fold_in(key, 2))[1]
-    else:
-        running = jax.jit(short.refresh)(drawn, running._replace(used=jnp.bool_(True)))
+    used = begun(short, key)._replace(used=jnp.bool_(True))
+    running = jax.jit(short.refresh)(drawn, used)
     states, cut = stepped(short, running, [action] * 3, key)
     _, whole = stepped(long, running, [action] * 3, key)
     assert [bool(t.truncated) for t in cut] == [False, False, True]
@@ -147,35 +111,10 @@ def cuts_by_time(make, action, part=lambda seen: seen, *, reset_interval=2, atol
         same(part(ours.final_observation), part(theirs.observation), atol=atol)
         same(ours.reward, theirs.reward, atol=atol)
     fresh = cut[2].observation, states[3].state
-    if short.refresh is not None:
-        same(fresh, states[0].start)
+    same(fresh, states[0].start)
     assert int(states[3].length) == 0
     assert differ(cut[2].observation, cut[2].final_observation)
     return drawn, fresh
-
-
-def begins_never_twice_alike(make, action):
-    """Asserts that episodes of one step begin differently, even if starting states serve 3
-    steps."""
-    # The steps fill two complete windows, so that one program serves both.
-    environment = make(max_steps=1, reset_interval=3)
-    seen = play(environment, jax.random.key(3), action, num_envs=2, num_steps=6).transition
-    assert (seen.terminated | seen.truncated).all()
-    rows = [plain(x).reshape(12, -1) for x in jax.tree.leaves(seen.observation)]
-    assert len(np.unique(np.concatenate(rows, axis=-1), axis=0)) == 12
-
-
-def keeps_its_structure(environment):
-    """Asserts that a state has the same structure, shapes and types before and after a step."""
-    before = jax.eval_shape(environment.reset, jax.random.key(0))[1]
-    action = environment.spaces.action
-    after, transition = jax.eval_shape(environment.step, jax.random.key(1), before, action)
-    assert transition.observation == transition.final_observation == environment.spaces.observation
-    # Trees are compared leaf by leaf: fields outside the tree may be NumPy arrays, for which `==`
-    # raises.
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
 
 
 def learns(environment):

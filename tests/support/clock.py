@@ -22,8 +22,8 @@ class Clock:
     An episode terminates at time 3, or is truncated there if `cut` is set.
     """
 
-    def __init__(self, seeds, cut=False, fault=None):
-        self.seeds, self.cut, self.fault = np.array(seeds), cut, fault
+    def __init__(self, seeds, cut=False):
+        self.seeds, self.cut = np.array(seeds), cut
         self.time = np.zeros(len(seeds), int)
         self.steps, self.played, self.closed = 0, [], False
 
@@ -35,8 +35,6 @@ class Clock:
         return self.seen()
 
     def step(self, action):
-        if self.fault is not None:
-            self.fault(self)
         self.steps += 1
         self.played.append(np.array(action))
         over = self.time == 3

@@ -1,7 +1,6 @@
 """Defines environments for tests, in the form that TRL takes; each environment runs in its own
 process."""
 
-import contextlib
 import os
 import random
 import signal
@@ -100,16 +99,6 @@ class Broken(Guess):
 
     def get_reward(self):
         raise ValueError("no reward")
-
-
-class Deaf(Guess):
-    """Environment whose tool catches every exception and keeps running."""
-
-    def raises(self):
-        """Hangs."""
-        while True:
-            with contextlib.suppress(Exception):
-                time.sleep(60)
 
 
 class Blind:
