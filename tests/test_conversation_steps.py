@@ -16,7 +16,6 @@ from jaxrl_po.run.host.dialogues.engine import (
     DialogueEpisode,
     DialogueOutcomes,
     HostDialogues,
-    right_padded,
 )
 from jaxrl_po.types import ActorCritic, CollectorState
 
@@ -191,11 +190,3 @@ def test_steps_give_the_batch_of_one_program(both):
 def test_the_ratio_of_the_first_update_is_1(both):
     _, batch, log_prob = both
     assert_allclose(np.where(batch.mask, log_prob - batch.log_prob, 0.0), 0.0, atol=2e-5)
-
-
-def test_reply_is_padded_to_one_of_few_lengths():
-    tokens, lengths = right_padded([[1, 2, 3], [], [4]], 9)
-    assert tokens.tolist() == [[1, 2, 3, 0], [0] * 4, [4, 0, 0, 0]]
-    assert lengths.tolist() == [3, 0, 1]
-    assert right_padded([[1] * 5], 6)[0].shape == (1, 6)
-    assert right_padded([[]], 6)[0].shape == (1, 1)

@@ -136,20 +136,6 @@ def test_run_is_evaluated_again_and_shows_its_games(games, tmp_path, capsys):
         render.main([f"--run={out}", "--width=200"])
 
 
-@pytest.mark.usefixtures("trace_only")
-def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
-    own = tmp_path / "mine.py"
-    own.write_text(
-        "from jaxrl_po.language import dialogues\n"
-        "def short():\n    return dialogues.higher_lower(4, max_turns=2)\n"
-    )
-    arguments = [item for item in SMALL if not item.startswith("--task")]
-    arguments += ["--algorithm=ppo", f"--task={own}:short", "--warm_start.steps=2"]
-    arguments += ["--problem.group_size=1", "--config.discount_per=turn", "--config.gamma=0.9"]
-    arguments += ["--show=0"]
-    assert launch.language([*arguments, f"--out={tmp_path / 'run'}"]) == 0
-
-
 @cases(
     "arguments, said",
     (["--problem.prompt_set=4"], "problem.prompt_set"),
@@ -158,13 +144,6 @@ def test_a_dialogue_in_a_file_of_ones_own(tmp_path):
         ["--reward=model"],
         "reward: must be left out with task = higher_lower, which has its own, got model",
     ),
-    (
-        ["--reward=mine.py:f"],
-        "reward: must be left out with task = higher_lower, which has its own, got ",
-    ),
-    (["--task.numbers=1"], "task.numbers: must lie in [2, 100], got 1"),
-    (["--task.max_turns=0"], "task.max_turns: must lie in [1, 100], got 0"),
-    (["--task=mastermnd"], "task: unknown name 'mastermnd'; did you mean mastermind"),
     (
         ["--problem.max_new_tokens=2"],
         "problem.max_new_tokens: must be at least 3, the longest answer",

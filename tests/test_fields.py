@@ -8,7 +8,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fields import CASES, HANDED_ON, IN_GROUPS
@@ -110,48 +109,18 @@ def test_every_switch_and_size_does_something(algorithm, field):
 @cases(
     "algorithm, changes, match",
     ("ppo", {"gamma": 1.1}, r"gamma: must lie in \[0, 1\], got 1.1"),
-    ("ppo", {"lambda_": -0.1}, "lambda_"),
-    ("ppo", {"epsilon_high": 1.0}, "epsilon_high"),
-    ("ppo", {"epsilon_low": 1.0}, "epsilon_low"),
-    ("ppo", {"learning_rate": 0.0}, "learning_rate"),
-    ("ppo", {"learning_rate": float("nan")}, "learning_rate"),
-    ("ppo", {"learning_rate": jnp.array([1e-3, -1.0])}, "learning_rate"),
-    ("ppo", {"num_epochs": 0}, "num_epochs"),
-    ("ppo", {"num_minibatches": -4}, "num_minibatches"),
-    ("ppo", {"num_minibatches": 2.0}, "num_minibatches: must be of type int"),
-    ("ppo", {"decay_iterations": -1}, "decay_iterations"),
     ("ppo_penalty", {"penalty": "addaptive"}, "penalty: must be one of fixed, adaptive, satisfied"),
-    ("ppo_penalty", {"penalty": "satisfied", "max_rounds": 1}, r"max_rounds: must lie in \[2"),
     ("a2c", {"n_steps": 17}, r"^n_steps: must be at most num_steps = 16, got 17"),
     ("trpo", {"max_kl": 0.0}, "max_kl"),
-    ("trpo", {"damping": -0.1}, "damping"),
-    ("trpo", {"cg_iterations": 0}, "cg_iterations"),
-    ("trpo", {"backtrack": 1.0}, "backtrack"),
-    ("npg", {"fisher_stride": 0}, "fisher_stride"),
-    ("grpo", {"ddof": 2}, "ddof: must be one of 0, 1"),
     ("grpo", {"epsilon_low": 0.3}, "epsilon_high: must be at least epsilon_low = 0.3, got 0.2"),
-    ("grpo", {"epsilon_high": 1.0}, "epsilon_high: must lie in"),
-    ("grpo", {"dual_clip": True, "dual_clip_ratio": 1.0}, "dual_clip_ratio: must lie in"),
-    ("grpo", {"extra_samples": -1}, "extra_samples: must lie in"),
     ("grpo", {"extra_samples": 4}, "extra_samples: must be below group_size = 4, got 4"),
-    ("grpo", {"running_statistics": True, "running_decay": 1.5}, "running_decay: must lie in"),
     (
         "grpo",
         {"running_statistics": True, "supervision": "process"},
         "supervision: must be outcome with running_statistics",
     ),
-    ("grpo", {"group_divisor": "root"}, "group_divisor: must be one of size, root_size"),
     ("npg", {"num_microbatches": 3}, "num_microbatches: must divide the 64 rows, got 3"),
-    ("dapo", {"max_generation_batches": 0}, "max_generation_batches: must lie in"),
-    ("dapo", {"epsilon_high": 0.1}, "epsilon_high: must be at least epsilon_low = 0.2, got"),
-    ("dapo", {"dynamic_sampling": "on"}, "dynamic_sampling: must be one of off, refill, reweight"),
     ("dapo", {"overlong_cache": 9}, r"cache: must lie in \[1, max_length = 8\] tokens, got 9"),
-    ("cispo", {"epsilon_low": 0.0}, "epsilon_low: must lie in"),
-    ("sapo", {"temperature_positive": 0.0}, "temperature_positive: must lie in"),
-    ("gmpo", {"epsilon_high": 0.0}, "epsilon_high: must lie in"),
-    ("dppo", {"delta_high": 1.0}, "delta_high: must lie in"),
-    ("kl_cov", {"share": 0.0}, "share: must lie in"),
-    ("pkpo", {"k": 1}, "k: must lie in"),
     ("pkpo", {"k": 5}, "k: must be at most group_size = 4, got 5"),
     (
         "dapo",

@@ -13,7 +13,6 @@ from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po.control import modules, networks
-from jaxrl_po.distributions import Categorical, DiagonalGaussian
 
 
 @cases("shape", (64, 64), (64, 2), (3, 17), (5, 1), (1, 5), (1, 1), (3, 3, 2, 8))
@@ -107,19 +106,6 @@ def test_haar_moments():
     assert np.mean(np.linalg.det(w)) == pytest.approx(0.0, abs=error)
 
 
-def test_haar_is_invariant_under_a_rotation():
-    """The matrix R w has the distribution of w; an entry of O(3) is uniform on [−1, 1].
-
-    The last property holds because the area of a sphere is uniform in its height.
-    """
-    w = many(8192, 3, seed=3)
-    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    quantiles = np.linspace(0.05, 0.95, 10)
-    for entry in (w[:, 0, 0], w[:, 2, 1], np.einsum("j,nj->n", rotation[0], w[:, :, 0])):
-        # The standard error of a quantile is at most 2 · √(¼ / 8192) = .011.
-        np.testing.assert_allclose(np.quantile(entry, quantiles), 2 * quantiles - 1, atol=0.05)
-
-
 def policy(head, hidden=(8, 8)):
     return networks.Policy(networks.Torso(hidden), head)
 
@@ -192,25 +178,6 @@ def test_gradient_of_tall_kernel_is_computed_transposed(rows, shape, turned, see
     assert found == [(rows, shape[1]), shape[::-1] if turned else shape]
 
 
-@cases("batch", (), (4,), (2, 4))
-def test_heads_keep_the_batch_shape(batch):
-    observation = jnp.zeros((*batch, 5))
-    modules = (
-        policy(networks.CategoricalHead(3)),
-        policy(networks.GaussianHead(2)),
-        networks.Critic(networks.Torso((8,))),
-    )
-    categorical, gaussian, value = (
-        jax.eval_shape(module.init_with_output, jax.random.key(0), observation)[0]
-        for module in modules
-    )
-    assert isinstance(categorical, Categorical)
-    assert isinstance(gaussian, DiagonalGaussian)
-    assert categorical.logits.shape == (*batch, 3)
-    assert gaussian.mean.shape == gaussian.log_std.shape == (*batch, 2)
-    assert value.shape == batch
-
-
 def test_log_std_does_not_depend_on_observation():
     module = policy(networks.GaussianHead(2, initial_log_std=-0.5))
 
@@ -229,12 +196,13 @@ def test_log_std_does_not_depend_on_observation():
 
 
 def test_images_are_flattened_and_their_batch_axes_kept():
-    image = jnp.arange(4 * 6 * 3 * 2.0).reshape(4, 6, 3, 2) / 144
+    image = jnp.arange(2 * 4 * 6 * 3 * 2.0).reshape(2, 4, 6, 3, 2) / 288
     critic = networks.Critic(networks.Torso((8,), observation_rank=3))
     value, params = jax.jit(critic.init_with_output)(jax.random.key(1), image)
-    flat = networks.Critic(networks.Torso((8,))).apply(params, image.reshape(4, 36))
+    flat = networks.Critic(networks.Torso((8,))).apply(params, image.reshape(2, 4, 36))
     np.testing.assert_allclose(value, flat, rtol=1e-5)
-    assert len(np.unique(value)) == 4
+    assert value.shape == (2, 4)
+    assert len(np.unique(value)) == 8
 
 
 @cases("kernel, stride, size", (3, 1, (5, 6)), (4, 2, (9, 8)), (8, 4, (18, 21)), (2, 2, (4, 4)))
@@ -259,15 +227,6 @@ def parameters(torso, image):
     return jax.eval_shape(torso.init, jax.random.key(0), image)["params"]
 
 
-def test_torso_convolves_images_only_when_asked():
-    image = jnp.zeros((2, 10, 10, 4))
-    flat = parameters(networks.Torso((8,), jnp.tanh, 3), image)
-    convolved = parameters(networks.Torso((8,), jnp.tanh, 3, ((16, 3, 1),)), image)
-    assert flat["Dense_0"]["kernel"].shape == (400, 8)
-    assert convolved["Dense_0"]["kernel"].shape == (8 * 8 * 16, 8)
-    assert convolved["Convolution_0"]["Dense_0"]["kernel"].shape == (36, 16)
-
-
 def test_video_game_frames_become_the_papers_features():
     torso = networks.Torso((512,), jnp.tanh, 3, networks.FRAMES)
     made = parameters(torso, jnp.zeros((84, 84, 4), jnp.uint8))
@@ -281,16 +240,6 @@ def test_bytes_are_scaled_to_one():
     image = jax.random.randint(jax.random.key(0), (4, 4, 2), 0, 256).astype(jnp.uint8)
     output, params = jax.jit(torso.init_with_output)(jax.random.key(1), image)
     np.testing.assert_allclose(output, torso.apply(params, image / 255.0), rtol=1e-5)
-
-
-def test_shared_torso_feeds_both_heads():
-    module = networks.SharedActorCritic(networks.Torso((8,)), networks.CategoricalHead(2))
-    (distribution, value), params = jax.eval_shape(
-        module.init_with_output, jax.random.key(0), jnp.ones((3, 5))
-    )
-    assert distribution.logits.shape == (3, 2)
-    assert value.shape == (3,)
-    assert set(params["params"]) == {"torso", "head", "ValueHead_0"}
 
 
 def test_activation_is_the_one_passed():

@@ -28,20 +28,10 @@ def test_table_tells_the_end_of_each_run():
     np.testing.assert_allclose(end["accuracy"][0], [0.5, 0.13])
     np.testing.assert_allclose(end["kl"], 0.75)  # the KL of a completion of three tokens, in nats
     lines = overoptimisation.table(curves(), [1.0, 0.0]).splitlines()
-    assert lines[1].split()[:5] == ["warm", "start", "0.500", "[0.000,", "1.000]"]
-    assert lines[3].split() == [
-        "0",
-        "19.000",
-        "[18.500,",
-        "19.500]",
-        "0.130",
-        "[0.130,",
-        "0.130]",
-        "0.750",
-        "[0.750,",
-        "0.750]",
-    ]
-    assert lines[-1].endswith("0.750 [0.750, 0.750]")
+    words = [" ".join(line.split()) for line in lines]
+    assert words[1].startswith("warm start 0.500 [0.000, 1.000]")
+    assert words[3] == "0 19.000 [18.500, 19.500] 0.130 [0.130, 0.130] 0.750 [0.750, 0.750]"
+    assert words[-1].endswith("0.750 [0.750, 0.750]")
 
 
 @cases(
@@ -49,7 +39,6 @@ def test_table_tells_the_end_of_each_run():
     ("--coefficients=1,x", "coefficients: must be numbers from 0, separated by commas, got '1,x'"),
     ("--coefficients=-1", "coefficients: must be numbers from 0"),
     ("--comparisons=100", "comparisons: must be a multiple of 64, got 100"),
-    ("--flip=0.5", r"flip: must lie in \[0, 0.5\), got 0.5"),
     ("--iterations=9", r"iterations: must lie in \[10, inf\)"),
 )
 def test_bad_input_is_named(tmp_path, argument, message):

@@ -6,7 +6,6 @@ import functools
 import json
 import pickle
 
-import optax
 import pytest
 from probes import MatchCue
 from tables import cases
@@ -32,7 +31,7 @@ from jaxrl_po.run.store import folder, sources
 CODE = """
 import dataclasses
 from jaxrl_po import run
-from jaxrl_po.language import tasks
+from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.run.data import tables
 
 @dataclasses.dataclass
@@ -58,6 +57,9 @@ failing_task = run.TaskEntry(tables.NoSettings, make=raises)
 empty_task = run.TaskEntry(tables.NoSettings, make=lambda *_: None)
 whole_task = run.TaskEntry(tables.NoSettings, make=lambda *_: tasks.addition(1))
 dialogue = run.TaskEntry(tables.NoSettings, make=print, is_dialogue=True)
+
+def guess():
+    return dialogues.higher_lower(4)
 """
 
 
@@ -89,7 +91,12 @@ def test_wrong_entry_is_named(mine, read, name, message):
 def test_own_entry_keeps_validation_rows_apart(mine):
     task, whole = make_task(f"{mine}whole_task"), tasks.addition(1)
     assert len(task.test) + len(task.validation) == len(whole.test)
+
+
+def test_own_dialogue_is_an_entry_or_a_function(mine):
     assert language_config.is_dialogue(f"{mine}dialogue")
+    assert language_config.is_dialogue(f"{mine}guess")
+    assert not language_config.is_dialogue(f"{mine}whole_task")
 
 
 class Constant:
@@ -122,7 +129,6 @@ def test_scorer_is_one_object(reward):
 
 @cases(
     "flag, make",
-    ("optimizer", optax.adam),
     ("surrogate", lambda rate: functools.partial(print, sep=rate)),
     ("advantage", lambda rate: lambda steps: rate * steps),
 )

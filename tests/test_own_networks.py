@@ -67,7 +67,6 @@ def test_critic_may_be_wider_with_layer_norm():
 
 @cases(
     "env, network",
-    pytest.param("CartPole-v1", {}, marks=pytest.mark.slow),
     ("CartPole-v1", {"shared_torso": True}),
     ("CartPole-v1", {"memory": "gru"}),
     ("Pendulum-v1", {"state_dependent_std": True}),

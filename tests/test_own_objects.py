@@ -1,11 +1,8 @@
 """Tests environments, networks, tasks and rewards as Python objects: storing and passing them."""
 
-import contextlib
-import io
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -117,10 +114,7 @@ def test_importable_objects_are_named_by_file():
         sources.name_object("tools", lambda: None)
 
 
-@pytest.fixture(scope="module")
-def scored(tmp_path_factory):
-    """Returns a run with a reward that cannot be imported: its folder, result, lines and calls."""
-    out = tmp_path_factory.mktemp("runs") / "scored"
+def test_python_reward_scores_run_but_is_not_stored(tmp_path, capsys):
     calls = []
 
     def reward(completions, answer, **_):
@@ -129,6 +123,7 @@ def scored(tmp_path_factory):
         completions.clear()  # the function may change its arguments
         return scores
 
+    out = tmp_path / "run"
     experiment = run.Experiment(
         task="addition",
         algorithm="grpo",
@@ -140,32 +135,21 @@ def scored(tmp_path_factory):
         out=out,
         over={**SIZES, "config.decay_iterations": 0},
     )
-    with contextlib.redirect_stdout(io.StringIO()) as lines:
-        trained = run.train(experiment)
-    return SimpleNamespace(
-        out=out, reward=reward, calls=calls, trained=trained, lines=lines.getvalue()
-    )
-
-
-def test_python_reward_scores_run_but_is_not_stored(scored):
-    assert "reward=python:reward cannot be imported: give it to run.resume again" in scored.lines
-    assert len(scored.calls) == 2  # iterations
-    lengths = np.mean([len(text) for completions, _ in scored.calls for text in completions])
-    assert all(len(text) == 2 for _, answers in scored.calls for text in answers)
-    (pooled,) = [row for row in scored.trained.rows if row["iteration"] == 2]
-    logged = np.mean([row["reward/reward"][0] for row in scored.trained.rows[1:]])
+    rows = run.train(experiment).rows
+    lines = capsys.readouterr().out
+    assert "reward=python:reward cannot be imported: give it to run.resume again" in lines
+    assert len(calls) == 2  # iterations
+    lengths = np.mean([len(text) for completions, _ in calls for text in completions])
+    assert all(len(text) == 2 for _, answers in calls for text in answers)
+    (pooled,) = [row for row in rows if row["iteration"] == 2]
+    logged = np.mean([row["reward/reward"][0] for row in rows[1:]])
     assert logged == pytest.approx(lengths)
-    assert pooled == read(scored.out / "metrics.jsonl")[-1]
-    assert run.load(scored.out).params is not None  # loading does not need the reward
-
-
-def test_python_reward_is_given_again_to_resume(scored, tmp_path):
-    folder = shutil.copytree(scored.out, tmp_path / "run")
+    assert pooled == read(out / "metrics.jsonl")[-1]
+    assert run.load(out).params is not None  # loading does not need the reward
     with pytest.raises(ConfigError, match=r"^reward: python:reward was given in Python and cannot"):
-        run.resume(folder, total_steps=24)
-    before = len(scored.calls)
-    run.resume(folder, total_steps=24, reward=scored.reward)
-    assert len(scored.calls) == before + 1
+        run.resume(out, total_steps=24)
+    run.resume(out, total_steps=24, reward=reward)
+    assert len(calls) == 3
 
 
 def test_an_error_of_a_reward_names_its_line(tmp_path):

@@ -18,7 +18,7 @@ from jaxrl_po import config, control, language, run
 from jaxrl_po.algorithms import a2c
 from jaxrl_po.config import ConfigError, as_arrays, check, setting_of
 from jaxrl_po.dynamic_sampling import dynamic_sampling
-from jaxrl_po.language import demonstrations, lora
+from jaxrl_po.language import lora
 from jaxrl_po.language.tasks import finite
 from jaxrl_po.run.experiment import sweeping
 from jaxrl_po.run.experiment.options import RunOptions
@@ -124,24 +124,10 @@ TASK = language.tasks.addition(1)
 MODEL = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
     TASK.tokenizer.size
 )
-DIALOGUE = language.dialogues.higher_lower(8)
-TALKER = MODEL.clone(vocabulary=DIALOGUE.tokenizer.size)
 FACTORIES = {
     "control": (
         lambda **own: control.make_problem(ENV, **own),
         {"num_envs": 2, "num_steps": 2, "reward_discount": 0.5, "scale_rewards": True},
-    ),
-    "groups": (
-        lambda **own: control.make_groups(ENV, **own),
-        {"num_prompts": 2, "group_size": 2, "num_steps": 2},
-    ),
-    "vine": (
-        lambda **own: control.make_vine(ENV, **own),
-        {"num_envs": 2, "num_states": 2, "num_branches": 2, "horizon": 2, "discount": 0.5},
-    ),
-    "network": (
-        lambda **own: control.make_problem(ENV, network=control.NetworkSettings(**own)),
-        {"width": 8, "depth": 1, "layer_norm": True},
     ),
     "episodes": (
         lambda **own: control.make_evaluate(ENV, PROBLEM, **own),
@@ -169,14 +155,6 @@ FACTORIES = {
     "decoding": (
         lambda **own: language.make_evaluate(TASK, MODEL, decoding=language.Decoding(**own)),
         {"max_new_tokens": 4, "temperature": 0.5, "top_k": 2},
-    ),
-    "dialogue": (
-        lambda **own: language.dialogues.make_problem(DIALOGUE, TALKER, **own),
-        {"num_prompts": 2, "group_size": 2, "max_new_tokens": 4, "min_p": 0.5},
-    ),
-    "demonstrations": (
-        lambda **own: demonstrations.make_problem(TASK, MODEL, **own),
-        {"num_prompts": 2},
     ),
     "prompts": (
         lambda **own: language.make_evaluate(TASK, MODEL, **own),
@@ -207,19 +185,6 @@ def test_factories_follow_the_rule_of_records(make, values):
     make(**{name: jnp.asarray(value) for name, value in values.items()})
 
 
-def test_a_numpy_size_does_not_retrace():
-    traces = []
-
-    @jax.jit
-    def step(config):
-        traces.append(config.num_microbatches)
-        return config.gamma
-
-    for size in (2, np.int64(2), jnp.int32(2)):
-        step(a2c.Config(num_microbatches=size))
-    assert traces == [2]
-
-
 LEARNER = a2c.make(a2c.Config(), PROBLEM)
 
 
@@ -229,13 +194,6 @@ def test_train_takes_numpy_numbers(tmp_path):
     run.train(LEARNER, np.int32(1), steps_per_iteration=np.int64(16), out=tmp_path, **numbers)
     stored = json.loads((tmp_path / "config.json").read_text())
     assert (stored["seeds"], stored["total_steps"], stored["log_every"]) == (1, 16, 1)
-
-
-@cases("name", "iterations", "seeds", "seed", "steps_per_iteration", "resume")
-def test_train_refuses_text_by_name(name):
-    options = {"iterations": 1, name: "1"}
-    with pytest.raises(ConfigError, match=f"^{name}: must be .*, got '1'"):
-        run.train(LEARNER, options.pop("iterations"), **options)
 
 
 @cases(

@@ -13,8 +13,6 @@ from test_prompts import ROWS, write
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo
-from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError
 from jaxrl_po.language.tasks import Example, table
 from jaxrl_po.language.tasks.types import DATA, reading
 from jaxrl_po.run.devices import parallel
@@ -192,22 +190,3 @@ def test_no_program_of_a_run_holds_the_file(tmp_path):
         text = program.as_text()
         constants = [part.split('"')[0] for part in text.split('dense<"0x')[1:]]
         assert sum(map(len, constants)) < held / 8, name
-
-
-@pytest.mark.usefixtures("trace_only")
-def test_run_resumes_only_with_its_original_prompts(tmp_path):
-    place = write(tmp_path / "all.jsonl", ROWS)
-    kept = (tmp_path / "all.jsonl").read_text()
-    again = [f"--out={tmp_path / 'run'}", "--resume", "--total_steps=8"]
-    flags = [
-        *("--task=file", f"--task.train={place}", "--algorithm=grpo", *tiny.MODEL, again[0]),
-        *("--problem.num_prompts=2", "--problem.group_size=2", "--eval_prompts=2", "--show=0"),
-        *("--seeds=1", "--total_steps=4", "--config.decay_iterations=2", "--warm_start.steps=0"),
-    ]
-    assert launch.language(flags) == 0
-    (tmp_path / "all.jsonl").write_text(kept.replace('"answer": "4"', '"answer": "5"', 1))
-    assert (tmp_path / "all.jsonl").read_text() != kept
-    with pytest.raises(ConfigError, match=r"^resume: \S+ began with another set of pro"):
-        launch.language(again)
-    (tmp_path / "all.jsonl").write_text(kept)
-    assert launch.language(again) == 0

@@ -1,7 +1,6 @@
 """Tests every task: its text is parsed on the host, by an independent verifier in plain Python."""
 
 import dataclasses
-import functools
 import inspect
 import re
 
@@ -17,8 +16,6 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
-from jaxrl_po.run.experiment import language as command
-from jaxrl_po.run.experiment import models, registry, settings
 
 OF_OURS = tasks.TASKS | dialogues.DIALOGUES
 
@@ -106,11 +103,6 @@ def test_verifier_agrees_with_the_host_on_any_tokens(name):
     assert min(right, wrong, malformed) > 2 * COUNT / 4
 
 
-@EVERY
-def test_keys_decide_every_task(name):
-    assert not np.array_equal(drawn(name)[0].tokens, drawn(name, 1)[0].tokens)
-
-
 def tokens_of(task, text, length=None):
     """Returns the tokens of a completion: `$` is EOS, `_` padding."""
     ids = task.tokenizer.ids | {"$": task.tokenizer.eos, "_": task.tokenizer.pad}
@@ -134,31 +126,12 @@ def scores(task, problem, completions):
     return apply(task.score, task, problem, completions)
 
 
-def test_multiplication_by_hand():
+def test_credit_of_multiplication_by_hand():
     """The product is 12 · 34: 12 · 4 = 48, 12 · 30 = 360, together 408, each number with the lowest
     digit first.
 
     Credit is a quarter for each of the three numbers, and for the answer.
     """
-    task = tasks.multiplication(2)
-    problem = (jnp.uint32(12), jnp.uint32(34))
-    assert (
-        jax.jit(task.demonstrate)(problem).tolist()
-        == tokens_of(task, "840+0630:8040#8040$").tolist()
-    )
-    # Any chain of sums is accepted, but only one answer.
-    right = ["840+0630:8040#8040$", "#8040$", "::99#8040$", "#1#8040$"]
-    wrong = [
-        "8040$",
-        "840+0630:8040#804$",
-        "840+0630:8040#8041$",
-        "#8040",
-        "#8040#$",
-        "$#8040$",
-        "_#8040$",
-        "#8040$#8040$",
-    ]
-    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     expected = {
         "840+0630:8040#8040$": [(3, 0.25), (8, 0.25), (13, 0.25), (18, 0.25)],
         "840+0930:8040#8040$": [(3, 0.25), (13, 0.25), (18, 0.25)],
@@ -166,9 +139,9 @@ def test_multiplication_by_hand():
         "840#8040$": [(8, 0.25)],
         "841+0630:8040#8040": [(8, 0.25), (13, 0.25)],
     }
-    for text, credit in zip(
-        expected, apply(task.credit, task, problem, list(expected)), strict=True
-    ):
+    task = tasks.multiplication(2)
+    credits = apply(task.credit, task, (jnp.uint32(12), jnp.uint32(34)), list(expected))
+    for text, credit in zip(expected, credits, strict=True):
         assert [(i, x) for i, x in enumerate(credit) if x] == expected[text], text
 
 
@@ -183,34 +156,11 @@ def test_multiplication_of_the_largest():
     assert len(text) + 1 == task.answer_length
 
 
-def test_countdown_by_hand():
-    """The target is 13 from 3, 7 and 2: 3 · 2 + 7, in any order and nesting, each number once; no
-    other expression."""
+def test_values_of_countdown_may_be_negative():
+    """The value is (2 − 7) + 3 = 3 − (7 − 2) = −2."""
     task = tasks.countdown(3, max_number=9)
-    problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(13), tokens_of(task, "32*7+$"))
-    right = ["32*7+$", "23*7+$", "732*+$", "723*+$"]
-    well_formed = ["72*1-$", "94+$", "37+3+$", "67+$", "372+*$"]
-    malformed = [
-        "32*7+",
-        "32*7+_",
-        "32*7$",
-        "32*+7$",
-        "7+32*$",
-        "$",
-        "32*7+$7",
-        "=32*7+$",
-        "327$",
-        "32*7++$",
-        "3332*7+$",
-    ]
-    wrong = well_formed + malformed
-    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
-    parses = apply(task.parses, task, problem, wrong)
-    assert parses == [True] * len(well_formed) + [False] * len(malformed)
-    # The value is (2 − 7) + 3 = 3 − (7 − 2) = −2; a pair of equal numbers counts as two numbers.
-    assert scores(task, problem._replace(target=jnp.int32(-2)), ["27-3+$", "372--$"]) == [1.0, 1.0]
-    twice = problem._replace(numbers=jnp.array([2, 2, 7]), target=jnp.int32(11))
-    assert scores(task, twice, ["22+7+$", "27+2+$", "27+7+$", "29+$"]) == [1.0, 1.0, 0.0, 0.0]
+    problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(-2), tokens_of(task, "27-3+$"))
+    assert scores(task, problem, ["27-3+$", "372--$", "372-+$"]) == [1.0, 1.0, 0.0]
 
 
 def test_countdown_does_not_overflow():
@@ -229,22 +179,11 @@ def test_countdown_does_not_overflow():
     assert scores(task, problem, ["99" * 15 + "*" * 14 + "$"]) == [0.0]
 
 
-def test_running_sum_is_free_in_length():
+def test_credit_of_a_running_sum_is_its_score():
     """3 + 1 + 4 + 1 = 9."""
     task = tasks.running_sum(4)
     problem = (jnp.array([3, 1, 4, 1], jnp.uint32), jnp.int32(2))
     assert jax.jit(task.demonstrate)(problem).tolist() == tokens_of(task, "..3489#9$").tolist()
-    right = [
-        "#9$",
-        "3489#9$",
-        "......................#9$",
-        "..3.4.8.9#9$",
-        "#8#9$",
-        "=#9$",
-        "0000#9$",
-    ]
-    wrong = ["9$", "#9", "#8$", "#09$", "#9#$", "#9.$", "3489#9$.", "_#9$", "$#9$", "#$"]
-    assert scores(task, problem, right + wrong) == [1.0] * len(right) + [0.0] * len(wrong)
     paid, unpaid = apply(task.credit, task, problem, ["34#9$", "3489#8$"])
     assert (paid, unpaid) == ([0.0] * 4 + [1.0] + [0.0] * 10, [0.0] * 15)
 
@@ -260,8 +199,6 @@ def test_demonstrations_of_the_running_sum_differ_in_length():
 @pytest.mark.parametrize(
     ("make_task", "message"),
     [
-        (lambda: tasks.addition(2.0), r"num_digits: must be a whole number in \[1, 9\], got 2\.0"),
-        (lambda: tasks.addition(True), r"num_digits: must be a whole number in \[1, 9\], got True"),
         (
             lambda: tasks.countdown(8, max_number=15),
             r"max_number: must be a whole number in \[2, 14\], got 15",
@@ -279,36 +216,6 @@ def test_demonstrations_of_the_running_sum_differ_in_length():
 def test_sizes_out_of_range(make_task, message):
     with pytest.raises(ConfigError, match=message):
         make_task()
-
-
-def test_malformed_completions_are_counted_apart():
-    """The metric is the share of completions that the host cannot parse; a task without `parses`
-    has no such metric."""
-    case = cases()["running sum, terse"]
-    model = language.ModelSettings(width=8, layers=1, heads=2, kv_heads=1, mlp_width=8).build(
-        case.task.tokenizer.size
-    )
-
-    def collect(task, key):
-        problem = language.make_problem(task, model, num_prompts=16, group_size=4)
-        return problem.collect(*problem.init(key), key)[1]
-
-    batch = jax.jit(functools.partial(collect, case.task))(jax.random.key(0))
-    prompts = texts(case.task, np.asarray(batch.inputs.tokens)[:, : case.task.prompt_length])
-    judged = [
-        judge(case, prompt, row)
-        for prompt, row in zip(prompts, np.asarray(batch.action), strict=True)
-    ]
-    assert_allclose(
-        batch.metrics["malformed"].value(),
-        1.0 - np.mean([parses for parses, _ in judged]),
-        rtol=1e-6,
-    )
-    assert batch.metrics["malformed"].value() > batch.metrics["truncated"].value()
-    untold = jax.eval_shape(
-        functools.partial(collect, case.task._replace(parses=None)), jax.random.key(0)
-    )
-    assert "malformed" not in untold.metrics
 
 
 def test_every_task_has_its_flags():
@@ -330,22 +237,6 @@ def test_a_task_has_the_ranges_of_its_flags(name):
             if np.isfinite(outside):
                 with pytest.raises(ConfigError, match=f"^{field.name}: .* whole number in {shown}"):
                     make(**vars(record()) | {field.name: outside})
-
-
-def test_registry_entry_gives_a_task_its_flags(monkeypatch):
-    @config.record
-    class Mine:
-        """Settings of a user's task."""
-
-        depth: int = config.common.static(3, "depth of the mine", within=config.COUNT)
-
-    entry = registry.TaskEntry(Mine, lambda mine, _: tasks.addition(mine.depth))
-    monkeypatch.setitem(registry.TASKS, "mine", entry)
-    read = settings.parse_settings(command, ["--task=mine", "--task.depth=2"]).config
-    assert models.make_task(read, None).prompt_length == 6
-    assert "--task.depth=3\n" in settings.format_usage(command, {"task": "mine"}, everything=False)
-    with pytest.raises(ConfigError, match=r"^task\.depth: .* of task = sorting, but .* = mine$"):
-        settings.parse_settings(command, ["--task=sorting", "--task.depth=2"])
 
 
 def test_lowest_digit_first_answers_are_noted():

@@ -1,4 +1,4 @@
-"""Tests schemas of tools, their calls in a chat template, and the construction of replies."""
+"""Tests schemas of tools, their calls in a chat template, and texts that environments return."""
 
 import contextlib
 import json
@@ -115,12 +115,6 @@ def test_tags_are_found_and_calls_are_never_evaluated(found):
     assert "</call> is missing" in call.error
 
 
-def test_reply_is_the_templates_text_behind_a_call(found):
-    results = [{"role": "tool", "name": "guess", "content": word} for word in ("low", "high")]
-    said = found.tokenizer.rules.decode(found.reply(results), skip_special_tokens=False)
-    assert said == "<end> tool: low tool: high assistant:"
-
-
 @cases(
     "changed, said",
     (("{%- if tools %}", "{%- if false %}"), "^chat_template: does not show the tool guess"),
@@ -135,16 +129,6 @@ def test_a_template_that_cannot_write_tools_is_refused(found, changed, said):
     named = [schemas.schema_of(golden_tools.silent, "guess")]
     with pytest.raises(ConfigError, match=said):
         tools.detect_format(template, found.tokenizer, named)
-
-
-def test_long_text_is_cut_but_short_is_not(found):
-    def written(texts):
-        return found.tokenizer.encode("user: " + " right ".join(texts))
-
-    words = "low high low high low"
-    ids, cut = tool_env.cut_to_fit(written, ["go", words], 6, found)
-    assert (found.tokenizer.decode(ids), cut) == ("user: go right low high low", True)
-    assert tool_env.cut_to_fit(written, ["go", words], 8, found) == (written(["go", words]), False)
 
 
 def test_environment_may_name_a_token_the_model_lacks(found, tmp_path):

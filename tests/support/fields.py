@@ -113,9 +113,6 @@ CASES = {
             "num_minibatches": {"num_minibatches": 2},
             "num_microbatches": {"num_microbatches": 2},
             "decay_iterations": {"decay_iterations": 2},
-            "warm_up_iterations": {"warm_up_iterations": 2},
-            "optimizer": {"optimizer": "sgd"},
-            "schedule": ({"decay_iterations": 4}, {"decay_iterations": 4, "schedule": "cosine"}),
             "reset_iterations": {"reset_iterations": 1},
             "dual_clip": {"dual_clip": True, "dual_clip_ratio": 1.001},
             "supervision": {"supervision": "process"},
@@ -195,6 +192,7 @@ HANDED_ON = {
     | {"num_microbatches", *STEP_SIZES},
     "a2c": {"lambda_", "estimator", "discount_per", "num_microbatches", *STEP_SIZES},
     "ppo": {"discount_per"},
+    "grpo": STEP_SIZES - {"decay_iterations"},
     "ppo_penalty": {f.name for f in dataclasses.fields(actor_critic.JointLoss)}
     | {"num_epochs", "num_minibatches"},
     "ppo_reference": {f.name for f in dataclasses.fields(ppo.Config)},

@@ -4,10 +4,9 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.testing import assert_allclose, assert_array_equal, assert_equal
+from numpy.testing import assert_allclose
 
 from jaxrl_po import losses
-from jaxrl_po.run.store import statistics
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -166,34 +165,3 @@ def running_law(out, first, second, stratum, mask, decay):
     assert np.all(variance >= 0)
     assert_allclose(weight.sum(), (decay + 1) * mask.sum(), rtol=1e-5)
     assert not out[9:][~mask].any()
-
-
-def improvement(out, x, y):
-    back = statistics.probability_of_improvement(y, x)
-    assert_allclose(out + back, 1.0) if np.isfinite(out) else assert_equal(back, np.nan)
-
-
-def inside(out, x):
-    for column, got in zip(x.reshape(len(x), -1).T, np.ravel(out), strict=True):
-        present = column[~np.isnan(column)]
-        if len(present):
-            assert (
-                present.min() - 1e-5 * np.abs(present).max()
-                <= got
-                <= present.max() + 1e-5 * np.abs(present).max()
-            )
-        else:
-            assert np.isnan(got)
-
-
-def ordered(out, *_):
-    assert out[0] <= out[1] or np.isnan(out).all()
-
-
-def falling(out, *_):
-    assert np.all((out >= 0) & (out <= 1))
-    assert np.all(np.diff(out, axis=0) <= 0)
-
-
-def absent_without_a_sample(out, _, count):
-    assert_array_equal(np.isnan(out), ~count.any(axis=0))

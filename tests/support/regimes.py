@@ -51,10 +51,6 @@ LOG_STD = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "wide": lambda rng, shape: rng.uniform(-10, 10, shape),
 }
-HOLES = {
-    "some": lambda rng, shape: np.where(rng.random(shape) < 0.3, np.nan, rng.normal(size=shape)),
-    "all": lambda rng, shape: np.full(shape, np.nan),
-} | reals(1e30)
 KINDS: dict[str, dict[str, Callable]] = {
     "reward": reals(1e30),  # larger numbers are allowed, since rewards are only added
     "value": reals(1e18),  # squared
@@ -75,5 +71,4 @@ KINDS: dict[str, dict[str, Callable]] = {
     },
     "log_std": LOG_STD,
     "stratum": {"any": lambda rng, shape: rng.integers(0, 3, shape)},
-    "scores": HOLES,
 }

@@ -70,10 +70,7 @@ def cases():
             shape="[0-2]+",
         ),
         "countdown": Case(
-            tasks.countdown(3, max_number=9), r"((?:\d,){2}\d)>(\d{2})=", None, numbers
-        ),
-        "countdown, two places": Case(
-            tasks.countdown(4, max_number=15), r"((?:\d\d,){3}\d\d)>(\d{3})=", None, numbers
+            tasks.countdown(3, max_number=15), r"((?:\d\d,){2}\d\d)>(\d{3})=", None, numbers
         ),
         "running sum": Case(
             tasks.running_sum(4),
@@ -92,11 +89,7 @@ def cases():
     }
 
 
-# Another size of a listed kind of task, whose test takes seconds.
-SLOW = "countdown, two places"
-EVERY = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == SLOW)) for name in cases()]
-)
+EVERY = pytest.mark.parametrize("name", cases())
 
 
 def postfix(text, width):
