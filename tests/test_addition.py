@@ -28,19 +28,11 @@ def operands(held_out, count):
 def test_golden_prompt_and_answer():
     """The sum 34 + 58 = 92 is written `034+058=`, then `2900` with the lowest digit first, and
     EOS."""
-    task = tasks.addition(3)
-    answer = task.demonstrate((jnp.uint32(34), jnp.uint32(58)))
-    assert answer.tolist() == [*task.tokenizer.encode("2900"), task.tokenizer.eos]
-    assert tasks.addition(3, zero_pad=False).demonstrate(
-        (jnp.uint32(34), jnp.uint32(58))
-    ).tolist() == [
-        *task.tokenizer.encode("29"),
-        task.tokenizer.eos,
-        task.tokenizer.pad,
-        task.tokenizer.pad,
-    ]
-    forwards = tasks.addition(3, reverse=False).demonstrate((jnp.uint32(34), jnp.uint32(58)))
-    assert forwards.tolist() == [*task.tokenizer.encode("0092"), task.tokenizer.eos]
+    for changed, text in (({}, "2900"), ({"zero_pad": False}, "29"), ({"reverse": False}, "0092")):
+        task = tasks.addition(3, **changed)
+        answer = task.demonstrate((jnp.uint32(34), jnp.uint32(58)))
+        padding = [task.tokenizer.pad] * (4 - len(text))
+        assert answer.tolist() == [*task.tokenizer.encode(text), task.tokenizer.eos, *padding]
 
 
 def test_credit_is_by_token():

@@ -43,6 +43,7 @@ MIXING = {
     "pairs": lambda x: (x[:, None] - x[None]).sum(1),
     "other shape": lambda x: x.reshape(4, -1).T,
     "blocks": lambda x: x - jnp.repeat(x.reshape(-1, 3, 4).mean(1), 3, axis=0),
+    "one row replaced": lambda x: x.at[0].set(0.0),
     "number of rows": lambda x: x / x.shape[0],
     "number of the row": lambda x: x * jnp.arange(x.shape[0])[:, None],
     "number of the row, constant": lambda x: x * np.arange(x.shape[0])[:, None],

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import pytest
 import trial
+from names import PAGES, ROOT, name
 from scripts import python
 from tables import cases
 
@@ -26,13 +27,10 @@ from jaxrl_po.run import errors
 from jaxrl_po.run.experiment import control, flags, language, registry, search_space, settings
 from jaxrl_po.run.store import metrics
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 METHODS = DOCS / "methods.md"
-PAGES = sorted(DOCS.rglob("*.md"))
-EVERYTHING = [README, CONTRIBUTING, *PAGES]
 FENCE = re.compile(r"^```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.]*\*?)")
@@ -55,10 +53,6 @@ PROGRAMS = {  # snippets of a page; each snippet may continue the previous one
     for page in ("bring_your_own.md", "hyperparameters.md", "scaling.md", "index.md")
 }
 README_SNIPPETS = [code for kind, _, code in FENCE.findall(README.read_text()) if kind == "python"]
-
-
-def name(path):
-    return path.relative_to(ROOT).as_posix()
 
 
 def prose(path):
@@ -170,7 +164,7 @@ def strings_of_the_package():
     return set(re.findall(r"\"(\w+)\"", "\n".join(sources)))
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_links_and_images_exist(path):
     for target in LINK.findall(prose(path)):
         if re.match(r"\w+:", target):
@@ -185,14 +179,14 @@ def test_a_newcomer_reads_contributing_to_its_end():
     assert len(CONTRIBUTING.read_text().splitlines()) <= 132
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_flags_exist(path):
     everywhere = {"help"}.union(*flags_of().values())
     text = OTHERS.sub("", path.read_text())
     assert [flag for flag in FLAG.findall(text) if not known(flag, everywhere)] == []
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_commands_exist_and_take_their_flags(path):
     for command, given in commands(OTHERS.sub("", path.read_text())):
         if command not in ("jaxrl-po COMMAND", "jaxrl-po "):
@@ -200,7 +194,7 @@ def test_commands_exist_and_take_their_flags(path):
             assert not unknown, command
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_options_of_other_scripts_stand_in_their_source(path):
     for line in re.findall(r"^\.venv/bin/python (tests/.*)$", path.read_text(), re.M):
         script, *given = shlex.split(line, comments=True)
@@ -210,7 +204,7 @@ def test_options_of_other_scripts_stand_in_their_source(path):
         )
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_configs_are_valid(path):
     """A config is checked as far as its arguments are numbers and words."""
     for algorithm, arguments in re.findall(r"(\w+)\.Config\(([^()]*)\)", path.read_text()):
@@ -275,7 +269,7 @@ def test_commands_run_in_the_order_of_the_page(path):
                 assert folder in made, line
 
 
-@cases("path", *[path for path in EVERYTHING if path.stem != "pretrained"], ids=name)
+@cases("path", *[path for path in PAGES if path.stem != "pretrained"], ids=name)
 def test_initial_state_is_made_by_compiled_function(path):
     """Pretrained parameters are an exception, since they would be constants of the program."""
     for line in path.read_text().splitlines():
@@ -287,7 +281,7 @@ def test_navigation_lists_every_page_and_notebook():
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")]
     assert sorted(listed) == sorted(
-        [*(page.relative_to(DOCS).as_posix() for page in PAGES), *notebooks]
+        [*(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")), *notebooks]
     )
 
 

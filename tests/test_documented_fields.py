@@ -6,12 +6,11 @@ import inspect
 import re
 
 import pytest
-from names import ROOT
+from names import PAGES, ROOT, name
 
 from jaxrl_po.run.experiment import control, flags, language, registry
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 METHODS = set(registry.METHODS)
 SHARED = re.findall(
     r"^\| (`.+?) \| (.+?) \| .+ \|$",
@@ -23,10 +22,6 @@ KINDS = {
     "with a critic": {name for name, x in registry.METHODS.items() if x.has_critic},
     "in groups": {name for name, x in registry.METHODS.items() if x.compares_groups},
 }
-
-
-def name(path):
-    return path.relative_to(ROOT).as_posix()
 
 
 def words(text):

@@ -3,20 +3,15 @@
 import re
 
 import pytest
-from names import ROOT, code_of, missing, parses
+from names import PAGES, ROOT, code_of, missing, name, parses
 from tables import cases
 
 import jaxrl_po
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROGRAMS = [
     path for folder in ("examples", "experiments") for path in (ROOT / folder).rglob("*.py")
 ]
-
-
-def name(path):
-    return path.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *sorted(PROGRAMS)], ids=name)

@@ -45,8 +45,5 @@ def test_notebook_is_small_and_clean(path):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.execution_count is None
-            assert {output.output_type for output in cell.outputs} <= {
-                "stream",
-                "display_data",
-                "execute_result",
-            }
+            kinds = {output.output_type for output in cell.outputs}
+            assert kinds <= {"stream", "display_data", "execute_result"}

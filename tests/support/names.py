@@ -10,8 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Packages outside this repository whose names are checked; other packages may not be installed.
 FAMILIAR = {"flax", "gymnax", "jax", "numpy", "optax"}
+
+
+def name(path: Path) -> str:
+    """Returns the name of a file inside this repository."""
+    return path.relative_to(ROOT).as_posix()
 
 
 def missing(code: str) -> list[str]:
