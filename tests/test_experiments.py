@@ -78,6 +78,8 @@ def test_a_run_leaves_its_files(runs, script):
     assert summary["steps"] == {"control": 320, "language": 24}[script] == rows[-1]["step"]
     assert summary["steps_per_second"] > 0
     assert summary["compile_seconds"] > 0
+    assert summary["versions"]["jax"] == jax.__version__
+    assert summary["device"]
     if script == "language":
         assert summary["warm_start_accuracy"] == rows[0]["greedy_accuracy"]
 
