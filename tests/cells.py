@@ -52,6 +52,10 @@ LANGUAGE = [
 ]
 ADDITION = [*LANGUAGE, "--task.num_digits=1"]
 ONE, ROWS, BOTH = ["--devices=1"], ["--mesh=data:2"], ["--mesh=seed:2,data:2"]
+TRPO = ["--algorithm=trpo", *CONTROL, *ONE, *NATURAL]
+PPO = ["--algorithm=ppo", *CONTROL, *ONE, *STEPS]
+GRPO = ["--algorithm=grpo", *ADDITION, *ONE, *STEPS]
+NORMALISED = ["--env=Pendulum-v1", "--problem.normalize_observations"]
 
 
 def load(out):
@@ -102,27 +106,19 @@ CELLS = {
     "reinforce": ["--algorithm=reinforce", *CONTROL, *ONE, *FIT],
     "a2c": ["--algorithm=a2c", *CONTROL, *ONE],
     "npg": ["--algorithm=npg", *CONTROL, *ONE, *NATURAL],
-    "trpo": ["--algorithm=trpo", *CONTROL, *ONE, *NATURAL],
+    "trpo": TRPO,
     "trpo, rows over devices": ["--algorithm=trpo", *CONTROL, *ROWS, *NATURAL],
     "trpo, vine": [
         *("--algorithm=trpo", *CONTROL, *ONE, "--config.cg_iterations=2", "--sampling=vine"),
         *("--problem.num_branches=2", "--problem.horizon=4", "--total_steps=300"),
     ],
-    "trpo, Pendulum": [
-        *("--algorithm=trpo", *CONTROL, *ONE, *NATURAL, "--env=Pendulum-v1"),
-        "--problem.normalize_observations",
-    ],
-    "ppo": ["--algorithm=ppo", *CONTROL, *ONE, *STEPS],
+    "trpo, Pendulum": [*TRPO, *NORMALISED],
+    "ppo": PPO,
     "ppo, seeds over devices": ["--algorithm=ppo", *CONTROL, "--devices=2", *STEPS],
     "ppo, seeds and rows over devices": ["--algorithm=ppo", *CONTROL, *BOTH, *STEPS],
-    "ppo, Pendulum": [
-        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--env=Pendulum-v1"),
-        *("--problem.normalize_observations", "--problem.scale_rewards"),
-    ],
-    "ppo, memory": ["--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--network.memory=gru"],
-    "ppo, microbatches": [
-        *("--algorithm=ppo", *CONTROL, *ONE, *STEPS, "--config.num_microbatches=2")
-    ],
+    "ppo, Pendulum": [*PPO, *NORMALISED, "--problem.scale_rewards"],
+    "ppo, memory": [*PPO, "--network.memory=gru"],
+    "ppo, microbatches": [*PPO, "--config.num_microbatches=2"],
     "ppo, host": [
         *("--algorithm=ppo", *CONTROL, "--devices=2", *STEPS, "--env=gymnasium:CartPole-v1")
     ],
@@ -143,14 +139,13 @@ CELLS = {
         *("--algorithm=ppo", *ADDITION, *ONE, *STEPS, "--reward=model"),
         *("--reward_model.width=8", "--reward_model.mlp_width=8"),
     ],
-    "grpo": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS],
+    "grpo": GRPO,
     "grpo, blocks over devices": ["--algorithm=grpo", *ADDITION, "--mesh=model:2", *STEPS],
     "grpo, rows over devices": ["--algorithm=grpo", *ADDITION, *ROWS, *STEPS],
-    "grpo, stale rows": ["--algorithm=grpo", *ADDITION, *ONE, *STEPS, "--sampler.staleness=1"],
-    "grpo, dialogues": [*("--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind")],
+    "grpo, stale rows": [*GRPO, "--sampler.staleness=1"],
+    "grpo, dialogues": ["--algorithm=grpo", *LANGUAGE, *ONE, *STEPS, "--task=mastermind"],
     "grpo, reward in Python": [
-        *("--algorithm=grpo", *ADDITION, *ONE, *STEPS),
-        f"--reward={ROOT / 'tests' / 'support' / 'reward_functions.py'}:digits",
+        *(*GRPO, f"--reward={ROOT / 'tests' / 'support' / 'reward_functions.py'}:digits")
     ],
     "grpo, language, adapters": adapters,
     "dapo": ["--algorithm=dapo", *ADDITION, *ONE, *STEPS],
@@ -166,7 +161,7 @@ FORMER = {}  # map from a flag's name to its name in the other tree
 
 def command(argv, out):
     """Returns the exit code of a `jaxrl-po` command, run as `python -m jaxrl_po`."""
-    kind = argv[0] if not argv[0].startswith("--") else next(a for a in argv if a[0] != "-")
+    kind = next(word for word in argv if word[0] != "-")
     argv = [kind, *(flag for flag in argv if flag != kind), f"--out={out}"]
     names = [flag.removeprefix("--").partition("=") for flag in argv[1:]]
     former = [f"--{FORMER.get(name, name)}{equal}{value}" for name, equal, value in names]

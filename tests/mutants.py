@@ -112,13 +112,7 @@ class Mutant(NamedTuple):
 
 
 def name_of(call: ast.expr) -> str:
-    return (
-        call.attr
-        if isinstance(call, ast.Attribute)
-        else call.id
-        if isinstance(call, ast.Name)
-        else ""
-    )
+    return getattr(call, "attr", getattr(call, "id", ""))
 
 
 def alternatives(node: ast.AST) -> Iterator[ast.AST]:

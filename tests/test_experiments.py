@@ -31,11 +31,7 @@ def runs(finished, tmp_path_factory):
 
 
 def snapshot(path):
-    return (
-        {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-        if path.exists()
-        else None
-    )
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.mark.usefixtures("no_compilation")
@@ -44,32 +40,7 @@ def snapshot(path):
     (
         "control",
         [],
-        (
-            r"out: \S+control already holds files; "
-            r"give resume .*, overwrite .*, or choose another"
-        ),
-    ),
-    (
-        "control",
-        ["--resume", "--config.learning_rate=0.5"],
-        r"config\.learning_rate: must be 0\.001, as in the run .* got 0\.5; leave it out, "
-        "or choose another folder$",
-    ),
-    (
-        "control",
-        ["--resume", "--problem.num_envs=8"],
-        r"problem\.num_envs: must be 4, as in the run .* got 8; leave it out, or",
-    ),
-    (
-        "control",
-        ["--resume", "--env=Pendulum-v1"],
-        r"env: must be CartPole-v1, as in the run .* got Pendulum-v1; leave",
-    ),
-    ("control", ["--resume", "--seed=1"], r"seed: must be 0, as in the run .* got 1; leave"),
-    (
-        "control",
-        ["--resume", "--total_steps=160"],
-        r"total_steps: must be at least 320, .* got 160: it may only grow",
+        r"out: \S+control already holds files; give resume .*, overwrite .*, or choose another",
     ),
     (
         "language",
@@ -107,35 +78,10 @@ def test_a_run_leaves_its_files(runs, script):
     assert summary["steps"] == {"control": 320, "language": 24}[script] == rows[-1]["step"]
     assert summary["steps_per_second"] > 0
     assert summary["compile_seconds"] > 0
-    assert set(summary["versions"]) == {
-        "python",
-        "jax",
-        "jaxlib",
-        "numpy",
-        "flax",
-        "optax",
-        "gymnax",
-        "jaxrl_po",
-    }
+    assert summary["versions"]["jax"] == jax.__version__
     assert summary["device"]
     if script == "language":
         assert summary["warm_start_accuracy"] == rows[0]["greedy_accuracy"]
-
-
-def test_lines_hold_what_is_to_be_watched(runs):
-    row = read(runs / "control" / "metrics.jsonl")[-1]
-    wanted = {
-        "episode_return",
-        "policy_loss",
-        "value_loss",
-        "entropy",
-        "kl",
-        "grad_norm",
-        "skipped",
-        "greedy_return",
-    }
-    for name in wanted:
-        assert {name, f"{name}/mean", f"{name}/iqm"} <= set(row)
 
 
 def test_the_language_script_evaluates_samples_and_shows_some(runs):
@@ -150,20 +96,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
     ]
     assert [row["decoding"] for row in shown] == ["greedy", "sampled"] * (len(shown) // 2)
     assert len({row["prompt"] for row in shown}) == 3
-    names = [
-        "iteration",
-        "step",
-        "seed",
-        "decoding",
-        "prompt",
-        "completion",
-        "expected",
-        "length",
-        "score",
-        "ended",
-        "note",
-    ]
-    assert list(shown[0]) == names
+    assert {"completion", "expected", "length", "score", "ended"} <= set(shown[0])
     assert shown[0]["note"] == "answers are written lowest digit first"
 
 
@@ -190,10 +123,10 @@ def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monke
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 320
 
 
-def with_older_jax(run, out, **settings):
+def with_older_jax(run, out):
     """Copies a run as if an older version of JAX had made the run."""
     shutil.copytree(run, out)
-    stored = json.loads((out / "config.json").read_text()) | settings
+    stored = json.loads((out / "config.json").read_text())
     stored["resolved"]["versions"]["jax"] = "0.0.1"
     (out / "config.json").write_text(json.dumps(stored))
     return out
@@ -210,15 +143,3 @@ def test_resuming_under_other_versions_is_noted(runs, tmp_path, capsys):
     kept = json.loads((out / "config.json").read_text())["resolved"]
     assert kept["versions"]["jax"] == jax.__version__
     assert [each["versions"]["jax"] for each in kept["before"]] == ["0.0.1"]
-
-
-def test_deterministic_run_refuses_other_versions(runs, tmp_path):
-    out = with_older_jax(runs / "control", tmp_path / "run", deterministic=True)
-    before = snapshot(out)
-    for given, message in (
-        ([], rf"promises .* jax: 0\.0\.1 → {jax.__version__}"),
-        (["--deterministic=false"], r"must be true, as in the run .* got false"),
-    ):
-        with pytest.raises(ConfigError, match=f"^deterministic: {message}"):
-            launch.control(["--resume", *given, f"--out={out}"])
-    assert snapshot(out) == before

@@ -20,16 +20,8 @@ LAYERS = (
         *("trust_region", "group_advantages", "group_statistics"),
     },
     {  # the layer of one training iteration
-        *(
-            "lengths",
-            "minibatches",
-            "optimizers",
-            "updates",
-            "natural_updates",
-            "learner",
-            "dynamic_sampling",
-            "population",
-        )
+        *("lengths", "minibatches", "optimizers", "updates", "natural_updates"),
+        *("learner", "dynamic_sampling", "population"),
     },
     {"control", "language"},  # problems
     {"algorithms"},
@@ -110,16 +102,6 @@ def test_one_function_below_run_asks_jax_for_backend(module):
     assert len(found) == (2 if module == "backend.py" else 0), found
 
 
-def test_a_question_to_jax_is_found():
-    for source in (
-        "import jax\nx = jax.default_backend()",
-        "import jax\nx = jax.devices('cpu')[0]",
-        "from jax import local_device_count",
-    ):
-        assert len(asks_jax(source)) == 1
-    assert asks_jax("target.devices") == []
-
-
 def sources(texts: dict[str, str]) -> dict[str, str]:
     return {f"jaxrl_po/{module}": text for module, text in texts.items()}
 
@@ -153,8 +135,6 @@ def test_worker_processes_never_import_jax(module):
     "last",
     "import jaxrl_po.run.a",
     "SCORE = 'jaxrl_po.run.a:score'",
-    "def f():\n    from jaxrl_po.run.a import g",
-    "if TYPE_CHECKING:\n    from jaxrl_po.run import a",
     "COMMAND = ['-m', f'jaxrl_po.run.a{suffix}']",
     "import jaxrl_po.run",
 )
@@ -178,19 +158,13 @@ def test_everything_in_run_has_a_place():
 @cases(
     "module, source",
     ("losses.py", "from jaxrl_po import updates"),
-    ("losses.py", "from jaxrl_po.advantages import gae"),
     ("control/problem.py", "from jaxrl_po.language import tasks"),
     ("learner.py", "import flax.linen"),
-    ("learner.py", "from jaxrl_po import control"),
-    ("algorithms/ppo.py", "import jaxrl_po.run.loop.runner"),
     ("updates.py", "import matplotlib.pyplot"),
     ("run/store/folder.py", "def f():\n    from jaxrl_po.run.loop import job"),
-    ("run/store/folder.py", "if TYPE_CHECKING:\n    import jaxrl_po.run.loop.job"),
     ("run/errors.py", "from jaxrl_po.run import devices"),
-    ("run/data/tables.py", "SCORE = 'jaxrl_po.run.experiment.models:score'"),
     ("run/experiment/models.py", "from jaxrl_po.run import Experiment"),
     ("run/experiment/models.py", "from jaxrl_po import run"),
-    ("run/host/rollouts.py", "import jaxrl_po.run"),
 )
 def test_violations_are_found(module, source):
     assert violations(module, source)

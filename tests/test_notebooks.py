@@ -9,44 +9,12 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 REAL = "07_a_real_model"  # a notebook whose published model is replaced by a tiny model
-# Map from text of a notebook, on which no later line depends, to shorter replacements of iterations
-# and data.
-SHORTER = {
-    "02_trust_regions": {"ITERATIONS, CRITIC = 30,": "ITERATIONS, CRITIC = 4,"},
-    "03_groups": {
-        "iterations=60": "iterations=6",
-        "zip((2, 8, 32), (ORANGE, BLUE, PURPLE)": "zip((8,), (BLUE,)",
-    },
-    "06_turns": {
-        "ITERATIONS = 40": "ITERATIONS = 4",
-        "steps=800": "steps=60",
-        "GROUPS, G = 32, 8": "GROUPS, G = 16, 8",
-        "((grpo.OUTCOME, BLUE), (grpo.TURN, GREEN))": "((grpo.TURN, GREEN),)",
-    },
-    "05_four_models": {"length=30": "length=4", "comparisons=4096": "comparisons=1024"},
-}
-
-
-def shorten(notebook, name):
-    for long, short in SHORTER.get(name, {}).items():
-        (cell,) = (
-            cell for cell in notebook.cells if cell.cell_type == "code" and long in cell.source
-        )
-        cell.source = cell.source.replace(long, short)
-
-
-def test_there_are_notebooks():
-    assert NOTEBOOKS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a separate process compiles dozens of programs
-@pytest.mark.parametrize(
-    ("path", "whole"),
-    [(path, False) for path in NOTEBOOKS] + [(p, True) for p in NOTEBOOKS if p.stem != REAL],
-    ids=lambda part: ("shorter", "whole")[part] if isinstance(part, bool) else part.stem,
-)
-def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch, tmp_path):
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     """Every cell runs within 240 s, in a kernel at the root of the repository."""
     if path.stem == REAL:
         import ggufs
@@ -61,8 +29,6 @@ def test_notebook_runs_from_top_to_bottom(path, whole, monkeypatch, tmp_path):
         "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     )
     notebook = nbformat.read(path, as_version=4)
-    if not whole:
-        shorten(notebook, path.stem)
     NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     ).execute()
@@ -79,8 +45,5 @@ def test_notebook_is_small_and_clean(path):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.execution_count is None
-            assert {output.output_type for output in cell.outputs} <= {
-                "stream",
-                "display_data",
-                "execute_result",
-            }
+            kinds = {output.output_type for output in cell.outputs}
+            assert kinds <= {"stream", "display_data", "execute_result"}

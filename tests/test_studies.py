@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import trial
 from claim import FAILS, HOLDS, OPEN, Arm, Claim, Comparison, Tuned
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import registry
@@ -109,15 +107,6 @@ def test_intervals_hold_nineteen_of_twenty_resamples():
         np.testing.assert_allclose([low, high], [level - half, level + half], atol=0.015)
 
 
-def test_settings_are_resampled_apart():
-    """Two settings with distant levels do not widen the interval of the difference within each
-    setting."""
-    x, y = [np.linspace(0.0, 0.1, 16)], [np.linspace(0.0, 0.1, 16)]
-    _, low, high, _ = claims.difference(x, y, 0.0)
-    _, low_2, high_2, _ = claims.difference([*x, x[0] + 100.0], [*y, y[0] + 100.0], 0.0)
-    assert high_2 - low_2 < 2.0 * (high - low)
-
-
 def test_no_setting_is_cut_as_a_tail():
     """Four settings have different levels: trimming pooled runs would remove the lowest setting."""
     levels = (0.1, 0.4, 0.6, 0.9)
@@ -125,19 +114,6 @@ def test_no_setting_is_cut_as_a_tail():
     whole, low, high, _ = claims.difference([y[0] + 0.2, *y[1:]], y, 0.0)
     np.testing.assert_allclose(whole, 0.05, atol=1e-12)
     assert 0.04 < low < high < 0.06
-
-
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
-def test_holm_lies_between_bonferroni_and_no_correction(p):
-    rejected = claims.holm(p)
-    for value, out in zip(p, rejected, strict=True):
-        assert out or value > 0.05 / len(p)
-        assert not out or value <= 0.05
-    sides = [
-        [value for value, out in zip(p, rejected, strict=True) if out is side]
-        for side in (True, False)
-    ]
-    assert max(sides[0], default=0.0) <= min(sides[1], default=1.0)
 
 
 def test_holm_is_stricter_for_the_first():
@@ -343,7 +319,6 @@ def test_untestable_claim_is_one_line(tmp_path, small):
             "warm_start.steps",
         ),
         (fine._replace(settings={"one": {}, "two": {}}), "must have an objective"),
-        (fine._replace(flags={"total_steps": 5120}, warm_start={"warm_star": 1}), "warm_star"),
     ):
         with pytest.raises(ConfigError, match=line):
             trial.main([f"--out={tmp_path / 'none'}"], claim)
@@ -358,13 +333,8 @@ def test_untestable_claim_is_one_line(tmp_path, small):
 
 
 CLAIMS = (
-    "two_of_a_group",
-    "length_bias",
-    "entropy_law",
-    "group_statistics",
-    "implementation_matters",
-    "dapo_where_it_bites",
-    "worth_of_a_critic",
+    *("two_of_a_group", "length_bias", "entropy_law", "group_statistics"),
+    *("implementation_matters", "dapo_where_it_bites", "worth_of_a_critic"),
 )
 
 

@@ -32,14 +32,8 @@ def test_a_text_is_right_in_whatever_tokens():
     generator = np.random.default_rng(0)
     tokens = generator.integers(len(TOKENS), size=(2000, LENGTH)).astype(np.int32)
     row = generator.integers(len(ANSWERS), size=len(tokens)).astype(np.int32)
-    spelt = [
-        (0, [2, 3, 1]),
-        (0, [7, 8, 0]),
-        (1, [2, 6, 6, 1]),
-        (1, [2, 10, 0]),
-        (2, [5, 2, 5, 3, 1]),
-    ]
-    spelt += [(3, [1]), (3, [5, 8, 0]), (4, [11, 12, 1])]
+    spelt = [(0, [2, 3, 1]), (0, [7, 8, 0]), (1, [2, 6, 6, 1]), (1, [2, 10, 0])]
+    spelt += [(2, [5, 2, 5, 3, 1]), (3, [1]), (3, [5, 8, 0]), (4, [11, 12, 1])]
     for i, (right, written) in enumerate(spelt):
         row[i], tokens[i] = right, np.resize(np.array(written), LENGTH)
     given = found(row, tokens)

@@ -1,8 +1,7 @@
 """Measures the cost of each test: its processor time, and the number of programs that it compiles.
 
 Every test run prints the ten test files with the highest costs. A test that is not marked slow
-fails if it compiles more than four programs of .3 s, unless `MANY_PROGRAMS` names the test:
-compilation is most of a test's cost.
+fails if it compiles more than four programs of .3 s: compilation is most of a test's cost.
 """
 
 import collections
@@ -18,8 +17,6 @@ MOST = 4  # largest number of programs that one test may compile
 # Seconds of processor time that count as compiling a program, on a machine whose pace is `PACE`.
 LARGE = 0.3
 PACE = 0.005  # seconds that a fixed computation takes, see `slowness`
-# Fast tests that check the agreement of many programs.
-MANY_PROGRAMS: set[str] = set()
 # Accepted reasons to skip a test where all extras of `make test` are installed. Any other reason
 # means that a feature is not tested.
 EXPECTED_SKIPS = (
@@ -85,11 +82,10 @@ class Costs:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
         result = yield
-        listed = item.nodeid.partition("[")[0] in MANY_PROGRAMS or item.get_closest_marker("slow")
-        if self.large > MOST and not listed:
+        if self.large > MOST and not item.get_closest_marker("slow"):
             pytest.fail(
                 f"compiles {self.large} programs of {LARGE} s or more: share one, make it smaller, "
-                "or, if their agreement is what is tested, name it in MANY_PROGRAMS of costs.py",
+                "or mark the test slow",
                 pytrace=False,
             )
         return result

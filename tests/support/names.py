@@ -10,9 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Packages outside this repository whose names are checked; other packages may not be installed.
 FAMILIAR = {"flax", "gymnax", "jax", "numpy", "optax"}
-MAGIC = re.compile(r"^\s*[%!].*$", re.M)
+
+
+def name(path: Path) -> str:
+    """Returns the name of a file inside this repository."""
+    return path.relative_to(ROOT).as_posix()
 
 
 def missing(code: str) -> list[str]:
@@ -162,7 +167,7 @@ def code_of(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-        return MAGIC.sub("", "\n".join("".join(cell["source"]) for cell in cells))
+        return "\n".join("".join(cell["source"]) for cell in cells)
     if path.suffix == ".md":
         return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S))
     return text

@@ -55,6 +55,18 @@ def sum_of_digits(found):
 @functools.cache
 def cases():
     return {
+        "addition": Case(
+            tasks.addition(3),
+            r"(\d{3})\+(\d{3})=",
+            lambda m: reverse(sum(pair(m)), 4),
+            pair,
+        ),
+        "addition, ragged": Case(
+            tasks.addition(9, zero_pad=False, reverse=False),
+            r"(\d{1,9})\+(\d{1,9})=",
+            lambda m: str(sum(pair(m))),
+            pair,
+        ),
         "multiplication": Case(
             tasks.multiplication(3),
             r"(\d{3})\*(\d{3})=",
