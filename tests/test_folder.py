@@ -139,11 +139,6 @@ def test_resuming_what_is_no_run(tmp_path, content, message):
         inspect(tmp_path, resume=True)
 
 
-def test_overwriting_removes_the_run_and_nothing_else(used):
-    with folder.claim(str(used), overwrite=True):
-        assert sorted(path.name for path in used.iterdir()) == [".lock", "notes.txt"]
-
-
 def test_overwriting_removes_links_and_keeps_their_targets(used, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("scratch")
     (elsewhere / "3").mkdir()
@@ -205,11 +200,6 @@ def test_dangling_link_is_not_written_through(used, tmp_path_factory, name):
     assert str(out / name) in str(caught.value)
     assert (out / name).is_symlink()
     assert not away.exists()
-
-
-def test_claiming_to_go_on_keeps_everything(used):
-    with folder.claim(str(used), overwrite=False):
-        assert (used / "metrics.jsonl").exists()
 
 
 def test_two_runs_cannot_hold_one_folder(tmp_path):

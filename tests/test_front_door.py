@@ -155,14 +155,6 @@ def test_system_without_fork_is_refused():
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_user_environment_is_learned(files):
-    env, out = f"--env={files / 'mine.py'}:Corridor", files / "run"
-    arguments = [*tiny.CONTROL, env, "--config.learning_rate=0.05", f"--out={out}"]
-    assert launch.control(arguments) == 0
-    assert json.loads((out / "summary.json").read_text())["greedy_return"] == [5.0, 5.0]
-
-
 def refuse(*_):
     raise RuntimeError("no TeX")
 

@@ -3,7 +3,6 @@ devices."""
 
 import contextlib
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +22,6 @@ from tables import cases
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.devices import processes
-from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
@@ -183,14 +181,6 @@ def test_first_process_writes_and_others_are_silent(pair):
     assert "process_id" not in config
 
 
-def test_lines_of_others_pass_where_gloo_is_hidden():
-    code = "import os, time; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
-    code += "print('mine', flush=True); os.write(1, b'[Gloo] Rank 0 is connected to 1 \\n');"
-    code += "time.sleep(0.5); os.system('echo a child; echo 42'); os.write(1, b'the end')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "mine\na child\n42\nthe end"
-
-
 def test_lines_of_gloo_end_at_other_lines():
     gloo = [b"[Gloo] Rank 0 is connected to 1 \n", b"7\n", b"\n", b" peer ranks.\n"]
     others = [b"mine\n", b"42\n", b"the end"]
@@ -245,22 +235,6 @@ def test_signal_to_one_saves_all_for_other_devices(environment, tmp_path):
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
 
 
-def test_the_flag_on_which_processes_disagree_is_named(monkeypatch):
-    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
-    monkeypatch.setattr(
-        processes, "gather_values", lambda mine: [mine, [mine[0] | {"config.gamma": 0.9}, None]]
-    )
-    with (
-        pytest.raises(
-            ConfigError,
-            match=r"^config.gamma: must be the same in all processes, but is 0.99 in process 0 "
-            r"and 0.9 in process 1$",
-        ),
-        processes.collective_errors() as require_same,
-    ):
-        require_same({"seeds": 2, "config.gamma": 0.99})
-
-
 @pytest.mark.slow
 def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
     flags = [*CONTROL, "--devices=2", f"--out={tmp_path / 'new'}"]
@@ -304,17 +278,6 @@ def test_cluster_that_does_not_tell_all_is_named(monkeypatch):
         processes.join_processes()
 
 
-@pytest.mark.slow
-def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
-    flags = ["--distributed", f"--out={tmp_path / 'new'}"]
-    ended = scripts.python(EXPERIMENTS / "control.py", *flags, env=environment, timeout=240)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(
-        "error: --distributed: found no cluster (SLURM, Kubernetes, TPU pod, Open MPI)"
-    )
-    assert "give coordinator (host:port), num_processes and process_id" in ended.stderr
-
-
 @cases(
     "arguments, message",
     (
@@ -332,16 +295,6 @@ def test_without_a_cluster_the_flags_are_asked_for(environment, tmp_path):
 def test_bad_flags_are_named_before_any_waiting(arguments, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         processes.join_processes(**arguments)
-
-
-def test_alone_everything_returns_at_once():
-    assert processes.is_writer()
-    assert not processes.is_multi_process()
-    assert processes.any_of(True)
-    assert not processes.any_of(False)
-    assert processes.on_first_process(lambda: [1, 2]) == [1, 2]
-    with pytest.raises(UsageError, match="no"), processes.collective_errors():
-        raise UsageError("no")
 
 
 @pytest.mark.slow
@@ -378,7 +331,6 @@ def test_killed_process_ends_others_and_run_resumes(environment, tmp_path, victi
         assert time.monotonic() - begun < 40
         assert running[1 - victim].returncode not in (0, None)
     assert "another task died" in errors
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
     told = run("control", [*flags, "--resume"], environment)[0][1]
     assert any(line.startswith("resuming at iteration") for line in told)
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))

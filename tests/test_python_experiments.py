@@ -10,8 +10,6 @@ from tables import cases
 from jaxrl_po import run
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.experiment import DOMAINS
 
 SMALL = {"network.width": 8, "problem.num_envs": 4, "problem.num_steps": 8}
 
@@ -71,17 +69,3 @@ def test_experiment_is_data_of_its_command():
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**keywords)
-
-
-def test_experiment_keywords_are_flags_of_its_command():
-    for name, domain in DOMAINS.items():
-        for field in flags.settable(domain.OPTIONS):
-            if name == "control" and field.name == "demonstrations":
-                continue  # this field has an effect only with sft
-            default = field.default
-            word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
-            given = word | {field.name: default}
-            if field.name in ("resume", "out"):  # without a folder the call raises an error
-                continue
-            assert run.Experiment(**given).settings[field.name] == default
-            assert run.Experiment(**given).script == name

@@ -1,8 +1,6 @@
-"""Runs a learner that compiles in a second; as a script, this file is one such run."""
+"""Runs a learner that compiles in a second; as a script, this file is a long run of it."""
 
-import json
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -158,30 +156,8 @@ def bits(state):
     return jax.tree.map(lambda x: np.asarray(x).tobytes(), words)
 
 
-class Aloud(Silent):
-    def phase(self, name):
-        print(name, flush=True)
-
-
-def stuck():
-    """Returns a learner whose tracing never ends, like a long compilation or warm start."""
-    return toy()._replace(init=lambda keys: time.sleep(600))
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    out.mkdir(exist_ok=True)
-    sizes = (
-        {"iterations": 10**6, "work": 200_000}
-        if "--slow" in sys.argv
-        else {"iterations": 400, "work": 2_000}
-    )
-    learner = stuck() if "--stuck" in sys.argv else toy(work=sizes["work"])
-    outcome = runner.run(
-        job(learner=learner, iterations=sizes["iterations"], log_every=10),
-        out,
-        Aloud() if "--stuck" in sys.argv else Silent(),
-        resume="--resume" in sys.argv,
-        leave_early=True,
-    )
-    print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))
+if __name__ == "__main__":  # a run that ends by a signal only
+    folder = Path(sys.argv[1])
+    folder.mkdir()
+    long = job(learner=toy(work=200_000), iterations=10**6, log_every=10)
+    runner.run(long, folder, Silent(), leave_early=True)
