@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tables import cases
 from test_exporters import events
 
-from jaxrl_po.cli import evaluate, plot, render, report
+from jaxrl_po.cli import evaluate, plot, report
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, earlier, language
@@ -86,16 +85,6 @@ def test_evaluation_of_a_run_is_reproduced(runs, tmp_path):
         np.testing.assert_allclose(scores, line[name], rtol=1e-6)
     assert evaluate.main([f"--run={runs['language']}", "--checkpoint=latest", f"--out={out}"]) == 0
     assert json.loads(out.read_text())["iteration"] == iteration == 3
-
-
-@cases("script", evaluate, render, ids=lambda script: script.__name__)
-def test_best_checkpoint_is_described_as_shared_by_seeds(script, capsys):
-    assert script.main(["--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "the best checkpoint has the highest mean score over seeds" in shown
-    root = Path(__file__).parent.parent
-    for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("experiments/*.py")):
-        assert not re.search(r"(every|each) (seed|policy)'s best", path.read_text()), path
 
 
 @cases(

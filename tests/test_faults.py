@@ -1,12 +1,11 @@
 """Tests failures around a run: no data are lost silently, and a line reports the cause and the
 saved state.
 
-The runs of this file take a random walk instead of training. Other files test kills and a full disk
-for each script (`test_kills`, in short `test_interrupts`); a kill at any moment of the loop, a
-second interrupt, seeds that remain non-finite (`test_runner`); damaged checkpoints, kills while
-saving, other numbers of devices (`test_checkpoint`, `test_processes`); unusable folders
-(`test_folder`); NaN, exceptions and hangs of a Python reward (`test_scoring`,
-`test_rewarded_runs`).
+The runs of this file take a random walk instead of training. Other files test kills (`test_kills`);
+the files that a kill leaves, seeds that remain non-finite (`test_runner`); a second interrupt
+(`test_interrupts`); damaged checkpoints, kills while saving (`test_checkpoint`); other numbers of
+devices (`test_sharding`, `test_processes`); unusable folders (`test_folder`); NaN, exceptions and
+hangs of a Python reward (`test_scoring`, `test_rewarded_runs`).
 """
 
 import errno
@@ -145,11 +144,8 @@ def limit_files():
     gc.collect()  # remains of a failed write cause warnings here
 
 
-@cases("limit", 20_000, pytest.param(400, marks=pytest.mark.slow))
-def test_full_disk_ends_run_cleanly_without_loss(
-    whole, tmp_path, monkeypatch, capfd, limit_files, limit
-):
-    at(monkeypatch, 10, lambda: limit_files(limit))
+def test_full_disk_ends_run_cleanly_without_loss(whole, tmp_path, monkeypatch, capfd, limit_files):
+    at(monkeypatch, 10, lambda: limit_files(20_000))
     status = main(tmp_path, "--deterministic")
     limit_files(resource.RLIM_INFINITY)
     assert status == 1

@@ -130,12 +130,9 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         pass
 
 
-@cases("content, message", (None, "holds no config.json"), ("{", r"holds a damaged config\.json"))
-def test_resuming_what_is_no_run(tmp_path, content, message):
+def test_resuming_what_is_no_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
         inspect(tmp_path, resume=True)
 
 
@@ -278,9 +275,7 @@ def test_json_is_strict(tmp_path):
 
 @cases(
     "config",
-    "null",
     "5",
-    "[]",
     '{"resolved": []}',
     '{"resolved": {"code": 5}}',
     '{"env": null}',

@@ -12,11 +12,8 @@ from scripts import everything, finish, start
 from jaxrl_po.run.store.metrics import read
 
 LONG = [
-    *("--algorithm=grpo", "--seeds=2", "--devices=1", "--total_steps=3200", "--deterministic"),
-    *("--log_every=2", "--eval_every=3", "--eval_prompts=4", "--show=2"),
-    *("--task.num_digits=1", "--problem.num_prompts=2", "--problem.group_size=4", *tiny.MODEL),
-    *("--config.num_minibatches=2", "--config.num_epochs=1"),
-    *("--warm_start.steps=2", "--warm_start.batch_size=4"),
+    *(*tiny.LANGUAGE, "--algorithm=grpo", "--total_steps=3200", "--deterministic"),
+    *("--log_every=2", "--eval_every=3"),
 ]
 KILLS = 20
 

@@ -85,8 +85,7 @@ def test_parameter_sharding_leaves_device_axis_to_the_compiler():
     assert not Placement(2, 2, 4).cuts_params
 
 
-def test_description_says_what_lies_where():
-    assert "1 device" in Placement(3, 1, 1).describe()
+def test_description_names_axes_of_sharded_parameters():
     assert (
         "8 devices (seed 1 × data 4 × model 2), parameters sharded over model"
         in Placement(2, 1, 4, 2).describe()
@@ -94,12 +93,6 @@ def test_description_says_what_lies_where():
     assert (
         "parameters sharded over data and model"
         in Placement(2, 1, 4, 2, shard_params=True).describe()
-    )
-    assert "4 on each" in Placement(8, 2, 1).describe()
-    assert "sharded over 4" in Placement(1, 1, 4).describe()
-    assert (
-        "2 shares of 3, the rows of each sharded over 4 devices, 8 in all"
-        in Placement(6, 2, 4).describe()
     )
 
 

@@ -1,6 +1,5 @@
 """Tests `run.Experiment`: keywords, settings and files of an experiment in Python."""
 
-import dataclasses
 import json
 
 import pytest
@@ -43,18 +42,6 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
         run.resume(tmp_path / "python", seeds=3)
     with pytest.raises(ConfigError, match=r"^log_every: must be left out beside an Experiment"):
         run.train(experiment, log_every=3)
-
-
-def test_experiment_is_data_of_its_command():
-    experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
-    assert experiment.script == "language"
-    assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
-    assert run.Experiment(algorithm="trpo").script == "control"
-    assert experiment == run.Experiment(
-        over={"task.num_digits": 1}, algorithm="grpo", task="addition"
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        experiment.script = "control"
 
 
 @cases(

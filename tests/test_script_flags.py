@@ -6,8 +6,7 @@ from tables import cases
 
 from jaxrl_po import language as language_lib
 from jaxrl_po.cli import launch
-from jaxrl_po.config import ConfigError, setting_of
-from jaxrl_po.run import errors
+from jaxrl_po.config import ConfigError
 from jaxrl_po.run.errors import UsageError
 from jaxrl_po.run.experiment import control, flags, language, registry, search_space, settings
 from jaxrl_po.run.experiment.experiment import Experiment
@@ -301,60 +300,6 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch, written_do
     flags_of_run = ["--algorithm=dapo", "--devices=1", "--total_steps=100000"]
     written_down(launch.control, [*flags_of_run, f"--out={tmp_path / 'run'}"])
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
-
-
-def scripts_with_defaults():
-    """Returns every script, algorithm and (for control) environment that has defaults of its
-    own."""
-    families = {"MuJoCo": "envpool:HalfCheetah-v4"}
-    tuned = {
-        (path.parent.name, families.get(path.stem, path.stem))
-        for path in control.CONFIGS.glob("*/*.json")
-    }
-    runs = [
-        (control, [f"--algorithm={name}", f"--env={env}"])
-        for name, env in sorted(tuned | {("dapo", "Catch-bsuite")})
-    ]
-    of_algorithm = [[f"--algorithm={name}"] for name in registry.METHODS]
-    rewarded = [
-        ["--algorithm=ppo", "--reward=model"],
-        ["--algorithm=dapo", "--reward=rewards.py:near"],
-    ]
-    runs += [(language, run) for run in (*of_algorithm, *rewarded)]
-    return runs
-
-
-def other_values(field):
-    """Returns values that may make another field ineffective: of a switch, of a choice, and 0."""
-    if isinstance(field.default, bool):
-        return [not field.default, field.default]
-    within = setting_of(field).within
-    zero = [0] if isinstance(field.default, int) and within is not None and 0 in within else []
-    return [*setting_of(field).choices, *zero]
-
-
-@cases(
-    "script, run",
-    *scripts_with_defaults(),
-    ids=lambda part: " ".join(part) if isinstance(part, list) else part.NAME,
-)
-def test_no_flag_conflicts_with_a_script_default(script, run):
-    """A default that loses its effect must not be an error."""
-    options = settings.parse_settings(script, run).config.run
-    refused = {}
-    for prefix, record in settings.sections_of(script, options).items():
-        for field in flags.settable(record) if prefix else ():
-            name = flags.join(prefix, field.name)
-            for value in other_values(field):
-                try:
-                    settings.parse_settings(script, [*run, f"--{name}={errors.spell(value)}"])
-                except ConfigError as error:
-                    refused[name] = str(error)
-    assert not {
-        name: error
-        for name, error in refused.items()
-        if "has no effect" in error and not error.startswith(f"{name}: ")
-    }
 
 
 def test_resumed_run_names_the_flag_that_differs(tmp_path, written_down):
