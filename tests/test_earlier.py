@@ -320,45 +320,22 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-@pytest.fixture
-def page(tmp_path):
-    """Writes a report of two runs; the second run has texts that must not become HTML."""
-    paths = [
-        fake_run(tmp_path / name, scores) for name, scores in (("a", [1.0, 2.0]), ("b", [2.0, 2.5]))
-    ]
-    settings = {
-        "format": 1,
-        "script": "control",
-        "env": "CartPole-v1",
-        "algorithm": "a2c",
-        "resolved": {"device": "1 × cpu"},
-    }
-    (tmp_path / "b" / "config.json").write_text(json.dumps(settings))
+def test_a_report_is_whole_in_one_file(tmp_path):
+    """The second of two runs has texts that must not become HTML."""
+    cpu = {"algorithm": "a2c", "resolved": {"device": "1 × cpu"}}
+    paths = [fake_run(tmp_path / "a", [1.0, 2.0]), fake_run(tmp_path / "b", [2.0, 2.5], **cpu)]
+    sample = {"decoding": "greedy", "prompt": "1+1=", "score": 0.0}
+    answers = ("<script>alert(1)</script>", "unseen", "&lt;2")
     (tmp_path / "b" / "samples.jsonl").touch()
-    append(
-        tmp_path / "b" / "samples.jsonl",
-        *(
-            {
-                "iteration": i,
-                "step": 10 * i,
-                "decoding": "greedy",
-                "prompt": "1+1=",
-                "completion": text,
-                "score": 0.0,
-            }
-            for i, text in enumerate(("<script>alert(1)</script>", "unseen", "&lt;2"))
-        ),
-    )
+    for i, answer in enumerate(answers):
+        row = {"iteration": i, "step": 10 * i, "completion": answer, **sample}
+        append(tmp_path / "b" / "samples.jsonl", row)
     out = tmp_path / "new" / "report.html"
     with pytest.raises(ConfigError, match="metric"):
         report.main([*paths, f"--out={out}", "--metric=unknown"])
     assert not out.parent.exists()
     assert report.main([*paths, f"--out={out}"]) == 0
-    return out
-
-
-def test_a_report_is_whole_in_one_file(page):
-    text = page.read_text()
+    text = out.read_text()
     parsed = Page(text)
     assert parsed.open == []
     assert len(parsed.sources) == 1

@@ -73,7 +73,7 @@ def test_the_command_lists_its_commands(capsys):
     ids=["module", "script"],
 )
 def test_module_and_script_are_the_same_command(begin, request, monkeypatch, capfd):
-    """The module runs in this process; `test_script_flags` runs it in a separate process."""
+    """Both run in this process; two tests below run the module in a separate process."""
     command = ["plot"] if request.node.callspec.id == "module" else []
     monkeypatch.setattr(sys, "argv", ["", *command])
     with pytest.raises(SystemExit) as left:
@@ -132,7 +132,7 @@ def test_system_without_fork_is_refused():
 
 
 def refuse(*_):
-    raise RuntimeError("no TeX")
+    raise RuntimeError("no\nTeX")
 
 
 @pytest.mark.usefixtures("trace_only")

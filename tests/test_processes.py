@@ -162,6 +162,14 @@ def test_first_process_writes_and_others_are_silent(pair):
     assert "process_id" not in config
 
 
+def test_lines_of_others_pass_where_gloo_is_hidden():
+    code = "import os, time; from jaxrl_po.run.devices import processes; processes.hide_gloo();"
+    code += "print('mine', flush=True); os.write(1, b'[Gloo] Rank 0 is connected to 1 \\n');"
+    code += "time.sleep(0.5); os.system('echo a child; echo 42'); os.write(1, b'the end')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "mine\na child\n42\nthe end"
+
+
 def test_lines_of_gloo_end_at_other_lines():
     gloo = [b"[Gloo] Rank 0 is connected to 1 \n", b"7\n", b"\n", b" peer ranks.\n"]
     others = [b"mine\n", b"42\n", b"the end"]
