@@ -55,13 +55,10 @@ def test_new_sizes_recompile_but_new_numbers_do_not():
 @cases(
     "change, message",
     ({"rate": 0.0}, r"^rate: must lie in \(0, inf\) per step, got 0$"),
-    ({"rate": -1}, r"^rate: must lie in"),
     ({"rate": math.nan}, r"^rate: must lie in .*, got nan$"),
-    ({"rate": math.inf}, r"^rate: must lie in .*, got inf$"),
     ({"free": math.nan}, r"^free: must lie in \(-inf, inf\), got nan$"),
     ({"gamma": 1.01}, r"^gamma: must lie in \[0, 1\], got 1.01$"),
     ({"gamma": "high"}, r"^gamma: must be a number, got 'high'$"),
-    ({"gamma": None}, r"^gamma: must be a number, got None$"),
     ({"gamma": [0.5]}, r"^gamma: must be a number, got \[0.5\]$"),
     ({"gamma": jnp.array([0.5, 2.0])}, r"^gamma: must lie in \[0, 1\], got 2$"),
     ({"size": 0}, r"^size: must lie in \[1, inf\), got 0$"),

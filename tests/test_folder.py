@@ -29,12 +29,6 @@ def used(tmp_path):
     return tmp_path
 
 
-def test_a_new_or_empty_folder_is_free(tmp_path):
-    assert inspect(tmp_path) == {}
-    assert inspect(tmp_path / "a" / "b") == {}
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_was_only_claimed_is_free(tmp_path):
     with folder.claim(str(tmp_path), overwrite=False):
         pass
@@ -82,12 +76,6 @@ def test_what_may_be_more_than_a_beginning_blocks(begun, change):
     change(begun)
     with pytest.raises(ConfigError, match="already holds files"):
         inspect(begun)
-
-
-def test_resuming_reads_the_config(used):
-    assert flags.current(inspect(used, resume=True), {"": RunOptions}) == {"seed": 3}
-    assert inspect(used / "absent", resume=True) == {}
-    assert inspect(used, overwrite=True) == {}
 
 
 def test_flags_of_an_unfinished_start_are_dropped(used):
@@ -251,16 +239,6 @@ def test_going_on_with_other_settings_names_the_flag(changed, message):
     folder.require_same(same, STORED, FIELDS, "runs/x")
     with pytest.raises(ConfigError, match=message):
         folder.require_same(same | changed, STORED, FIELDS, "runs/x")
-
-
-@cases("changed", {"total_steps": 200}, {"devices": "2"}, {"out": "./runs/x"}, {"resume": True})
-def test_what_may_differ(changed):
-    folder.require_same(
-        {"seed": 0, "total_steps": 100} | changed,
-        STORED | {"devices": "1", "out": "runs/x"},
-        FIELDS,
-        "runs/x",
-    )
 
 
 def test_json_is_strict(tmp_path):

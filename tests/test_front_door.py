@@ -216,7 +216,7 @@ def test_user_task_trains_and_starts_another_run(files, capsys):
         r"^env: \S+: ImportError: \S+mine.py holds no 'coridor', but corridor, three",
     ),
     ("syntax.py:f", r"^env: \S+: SyntaxError: .*\(syntax.py, line 2\)"),
-    ("mine.py:broken", r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 45\)"),
+    ("mine.py:broken", r"^env: \S+: IndexError: list index out of range \(\S+mine.py, line 21\)"),
     (f"{'a' * 300}.py:f", "there is no file"),
 )
 def test_what_a_file_lacks_is_named(files, source, message):

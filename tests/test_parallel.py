@@ -58,8 +58,6 @@ def test_a_mesh_says_it_by_hand(mesh, want):
     ("seed:two", "auto", "must read like"),
     ("seed:2,seed:4", "auto", "must read like .* each axis once, with counts of at least 1"),
     ("seed:4,data:4", "auto", "needs 16 devices"),
-    ("data:4,model:4", "auto", "needs 16 devices"),
-    ("model:2,data:2", 2, "has 4 devices, but devices = 2"),
     ("seed:3", "auto", "seed:3 must divide the 4 seeds"),
     ("data:7", "auto", "data:7 must divide the 64 rows"),
 )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tables import cases
 
-from jaxrl_po.run.loop.progress import Progress, clock
+from jaxrl_po.run.loop.progress import Progress
 
 ROW = {"step": 1_500, "episode_return/iqm": 42.25, "time/steps_per_second": 250_000.0}
 
@@ -167,8 +167,3 @@ def test_lines_are_printed_without_a_moving_cursor(kind, terminal, monkeypatch, 
         "ppo on X: compiling\n"
         "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left\n"
     )
-
-
-@cases("seconds, text", (0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00"))
-def test_clock(seconds, text):
-    assert clock(seconds) == text

@@ -135,11 +135,6 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
     assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
 
 
-def test_occasional_skips_do_not_stop_the_run(tmp_path):
-    learner = toy(lambda step, seed: step % 4 != 0)  # at most three skipped updates in a row
-    assert run(tmp_path, learner=learner, skipped=4).iteration == 23
-
-
 def test_nothing_tried_is_not_a_skip():
     streak, _ = extend_streaks(np.array([5]), Mean(np.zeros((1, 1)), np.zeros((1, 1))), patience=9)
     assert streak.tolist() == [0]

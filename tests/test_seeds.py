@@ -4,9 +4,9 @@ import chex
 import gymnax
 import jax
 import jax.numpy as jnp
-import pytest
 from learners import language_problem
 from probes import tabular_problem
+from tables import cases, slow
 
 from jaxrl_po import backend, control
 from jaxrl_po.algorithms import ppo
@@ -66,7 +66,7 @@ def test_grouped_seeds_learn_as_if_at_once(monkeypatch):
     assert loops == [2]
 
 
-@pytest.mark.parametrize("problem", [TABLE, language_problem()], ids=["table", "language"])
+@cases("problem", TABLE, slow(language_problem()), ids=["table", "language"])
 def test_each_seed_begins_samples_and_learns_alone(problem):
     learner = ppo.make(as_arrays(ppo.Config(num_minibatches=2)), problem)
     seeds = over_seeds(learner, 3)
