@@ -52,6 +52,13 @@ def test_new_sizes_recompile_but_new_numbers_do_not():
     assert traces == [4, 8]
 
 
+def test_records_are_frozen_and_take_keywords_only():
+    with pytest.raises(AttributeError):
+        Settings().rate = 1.0
+    with pytest.raises(TypeError):
+        Settings(0.5)
+
+
 @cases(
     "change, message",
     ({"rate": 0.0}, r"^rate: must lie in \(0, inf\) per step, got 0$"),

@@ -292,6 +292,17 @@ def test_an_episode_that_lasts_is_not_overlong(tmp_path, monkeypatch, written_do
     assert (asked[0].soft_overlong, asked[0].overlong_filtering) == (False, False)
 
 
+@cases(
+    "script, arguments",
+    ("language", ["--algorithm=grpo", "--warm_start.steps=0"]),
+    ("language", ["--algorithm=npg", "--config.estimator=monte_carlo"]),
+    ("control", ["--algorithm=trpo", "--env=CartPole-v1", "--config.estimator=monte_carlo"]),
+)
+def test_default_without_effect_does_not_block_runs(tmp_path, written_down, script, arguments):
+    main = {"control": launch.control, "language": launch.language}[script]
+    written_down(main, ["--devices=1", *arguments, f"--out={tmp_path / 'run'}"])
+
+
 def test_resumed_run_names_the_flag_that_differs(tmp_path, written_down):
     out = f"--out={tmp_path / 'language'}"
     written_down(launch.language, [*tiny.LANGUAGE, "--warm_start.accuracy=0.75", out])
