@@ -216,7 +216,7 @@ def test_signal_to_one_saves_all_for_other_devices(environment, tmp_path):
     assert 2 <= stopped < 150
     assert f"stopped and saved at iteration {stopped}" in ends[0][1][-1]
     assert last(tmp_path / "run")[0] == stopped
-    told = run("control", [*flags, "--resume", "--mesh=seed:2"], environment, count=1)[0][1]
+    told = run("control", [*flags, long, "--resume", "--mesh=seed:2"], environment, count=1)[0][1]
     assert any(
         line.startswith(f"resuming at iteration {stopped} (step {stopped * STEPS:,})")
         for line in told
