@@ -115,6 +115,17 @@ def test_by_seed_holds_the_list_and_both_aggregates():
     assert row == {"loss": [0.0, 1.0, 3.0, 100.0], "loss/mean": 26.0, "loss/iqm": 2.0}
 
 
+def test_curve_takes_the_lines_that_hold_the_metric():
+    rows = [
+        {"step": 0, "a": [1.0, None]},
+        {"step": 5, "b": [0.0, 0.0]},
+        {"step": 9, "a": [2.0, 4.0]},
+    ]
+    step, values = metrics.curve(rows, "a")
+    assert_array_equal(step, [0.0, 9.0])
+    assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
+
+
 def test_improvement_intervals_cover_the_truth():
     """Among 400 pairs of eight normal scores, 95 % ± 4.4 % of the intervals contain P(X > Y) =
     .76."""
