@@ -90,3 +90,12 @@ def test_intervals(interval, inside, outside, text):
     assert all(x in interval for x in inside)
     assert not any(x in interval for x in outside)
     assert str(interval) == text
+
+
+def test_changed():
+    assert not config.changed(Settings(), "rate")
+    # A default in float32 counts as the default.
+    assert not config.changed(Settings(rate=jnp.float32(0.1)), "rate")
+    assert config.changed(Settings(rate=0.2), "rate")
+    assert config.changed(Settings(rate=jnp.array([0.1, 0.2])), "rate")
+    assert not jax.jit(lambda rate: jnp.bool_(config.changed(Settings(rate=rate), "rate")))(0.2)
