@@ -81,24 +81,11 @@ def test_every_bit_comes_back(saved):
     )
 
 
-def test_shapes_alone_suffice_to_load(saved):
-    assert bits(load(saved, like=jax.eval_shape(state))[1]) == bits(state(3))
-
-
 def test_a_generator_of_another_kind_comes_back(tmp_path):
     keys = {"key": jax.random.key(5, impl="rbg")}
     with Store(tmp_path) as store:
         store.save(0, keys)
         assert bits(store.load(keys)[1]) == bits(keys)
-
-
-def test_the_newest_two_are_kept(saved):
-    assert load(saved)[3] == [2, 3]
-
-
-def test_nothing_saved_is_none(tmp_path):
-    with Store(tmp_path / "s") as store:
-        assert store.load(state()) is None
 
 
 def test_the_state_may_be_donated_at_once(tmp_path):
@@ -118,11 +105,6 @@ def test_saving_the_same_iteration_again_replaces_it(tmp_path):
         assert_array_equal(store.load({"x": jnp.zeros(2)})[1]["x"], [1.0, 1.0])
 
 
-def truncate(step):
-    path = largest(step)
-    path.write_bytes(path.read_bytes()[:-10])
-
-
 def flip_one_bit(step):
     path = largest(step)
     content = bytearray(path.read_bytes())
@@ -134,10 +116,6 @@ def remove_a_file(step):
     largest(step).unlink()
 
 
-def empty_the_index(step):
-    (step / "default" / "manifest.ocdbt").write_bytes(b"")
-
-
 def garble_the_checksums(step):
     (step / "checksums.json").write_text("{")
 
@@ -146,19 +124,7 @@ def empty_the_checksums(step):
     (step / "checksums.json").write_text("{}")
 
 
-def remove_everything(step):
-    shutil.rmtree(step / "default")
-
-
-DAMAGES = [
-    truncate,
-    flip_one_bit,
-    remove_a_file,
-    empty_the_index,
-    garble_the_checksums,
-    empty_the_checksums,
-    remove_everything,
-]
+DAMAGES = [flip_one_bit, remove_a_file, garble_the_checksums, empty_the_checksums]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -202,7 +168,7 @@ def test_an_unfinished_checkpoint_is_not_used(saved):
 def test_peeking_finds_newest_intact_checkpoint_without_changes(saved, monkeypatch):
     # An intact checkpoint does not need other folders.
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    DAMAGES[0](saved / "3")
+    flip_one_bit(saved / "3")
     (saved / "4").mkdir()  # another process has just started to write this checkpoint
     before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
     iteration, loaded = checkpoint.peek(saved, state())
@@ -212,7 +178,7 @@ def test_peeking_finds_newest_intact_checkpoint_without_changes(saved, monkeypat
     assert checkpoint.peek(saved / "absent", state()) is None
     with pytest.raises(CheckpointError, match="is not wanted"):
         checkpoint.peek(saved, state()._replace(params={}))
-    DAMAGES[0](saved / "2")
+    flip_one_bit(saved / "2")
     assert checkpoint.peek(saved, state()) is None
 
 
@@ -250,15 +216,6 @@ def test_if_all_are_damaged_nothing_is_removed(saved):
     ):
         load(saved)
     assert sorted(path for path in saved.rglob("*")) == before
-
-
-def test_fallback_saves_that_iteration_again(saved):
-    truncate(saved / "3")
-    with Store(saved) as store:
-        store.load(state(), report=lambda line: None)
-        store.save(3, state(3))
-        assert store.iterations() == [2, 3]
-    assert bits(load(saved)[1]) == bits(state(3))
 
 
 @cases(
@@ -301,49 +258,16 @@ with Store(pathlib.Path(sys.argv[1])) as store:
 """
 
 
-@cases("extra", *(pytest.param(extra, marks=pytest.mark.slow) for extra in (0.0, 0.031)), 0.013)
-def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path, extra):
+def test_a_kill_while_saving_leaves_a_good_checkpoint(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as process:
         for line in process.stdout:
             if int(line) == 4:
                 break
-        time.sleep(extra)
+        time.sleep(0.013)
         os.kill(process.pid, signal.SIGKILL)
     with Store(tmp_path) as store:
         iteration, loaded = store.load({"x": jnp.zeros(20_000, jnp.int32)}, report=lambda _: None)
     assert iteration >= 3
     assert_array_equal(loaded["x"], np.full(20_000, iteration))
-
-
-def test_another_number_of_devices(tmp_path):
-    """A state from four devices loads onto two devices, and from two onto one: shapes are
-    global."""
-
-    def on(count):
-        mesh = jax.make_mesh(
-            (count,),
-            ("seed",),
-            devices=jax.devices()[:count],
-            axis_types=(jax.sharding.AxisType.Auto,),
-        )
-        each = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
-        state = {"x": jnp.arange(24.0).reshape(4, 6), "key": jax.random.split(jax.random.key(0), 4)}
-        return jax.device_put(state, each)
-
-    source = on(4)
-    for count in (2, 1):
-        with Store(tmp_path / str(count)) as store:
-            store.save(0, source)
-            _, source = store.load(on(count))
-        assert bits(source) == bits(on(4))
-        assert jax.tree.map(lambda x: x.sharding, source) == jax.tree.map(
-            lambda x: x.sharding, on(count)
-        )
-
-
-def test_zero_sizes_and_copies():
-    arrays = checkpoint.to_host(state(1))
-    assert not any(array.size == 0 for array in arrays.values())
-    assert bits(checkpoint.from_host(arrays, state())) == bits(state(1))

@@ -1,6 +1,6 @@
 """Tests files of runs of both scripts, also of stopped, extended and moved runs.
 
-Tests that kill such processes are in `test_kills`, short ones in `test_interrupts`.
+Tests that kill such a process are in `test_kills`, tests of signals in `test_interrupts`.
 """
 
 import json

@@ -298,16 +298,6 @@ def test_interrupted_sweep_holds_programs_so_far(tmp_path, monkeypatch, evaluate
     assert ended == [0, 1, 2]
 
 
-def test_interrupt_before_the_first_evaluation_leaves_no_row(tmp_path, monkeypatch):
-    def program(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sweeping, "run_group", program)
-    with pytest.raises(run.Interrupted) as error:
-        sweep(tmp_path)
-    assert (error.value.swept.rows, error.value.swept.best) == ([], {})
-
-
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize(("iteration", "steps"), [(0, None), (2, [16]), (6, [16, 32, 48])])
 def test_interrupted_program_of_a_sweep_has_its_evaluations(

@@ -115,25 +115,6 @@ def test_by_seed_holds_the_list_and_both_aggregates():
     assert row == {"loss": [0.0, 1.0, 3.0, 100.0], "loss/mean": 26.0, "loss/iqm": 2.0}
 
 
-def test_read_leaves_out_a_truncated_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"iteration": 1}\n{"iteration": 2, "lo')
-    assert metrics.read(path) == [{"iteration": 1}]
-    assert metrics.read(tmp_path / "absent") == []
-
-
-def test_truncate_drops_later_lines_and_keeps_earlier_bytes(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.touch()
-    for i in range(5):
-        metrics.append(path, {"iteration": i, "x": 0.1 * i, "none": math.nan})
-    before = path.read_bytes().splitlines(keepends=True)
-    assert [row["iteration"] for row in metrics.truncate(path, 2)] == [0, 1, 2]
-    assert path.read_bytes().splitlines(keepends=True) == before[:3]
-    metrics.truncate(path, -1)
-    assert path.read_bytes() == b""
-
-
 def test_curve_takes_the_lines_that_hold_the_metric():
     rows = [
         {"step": 0, "a": [1.0, None]},
@@ -143,33 +124,6 @@ def test_curve_takes_the_lines_that_hold_the_metric():
     step, values = metrics.curve(rows, "a")
     assert_array_equal(step, [0.0, 9.0])
     assert_array_equal(values, [[1.0, 2.0], [np.nan, 4.0]])
-
-
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_strict_reaches_into_containers(value):
-    assert metrics.strict({"a": [value, (1, value)], "b": "text"}) == {
-        "a": [None, [1, None]],
-        "b": "text",
-    }
-
-
-def test_improvement_interval_narrows_with_the_seeds():
-    few, many = (
-        statistics.improvement_interval(np.arange(n) + 0.6 * n, np.arange(n)) for n in (4, 64)
-    )
-    assert (
-        few[0]
-        < many[0]
-        < statistics.probability_of_improvement(np.arange(64) + 38.4, np.arange(64))
-        < many[1]
-        < few[1]
-    )
-    apart = np.arange(8.0)
-    low, high = statistics.improvement_interval(apart + 8, apart)
-    assert (round(low, 2), high) == (0.76, 1.0)
-    reverse = statistics.improvement_interval(apart, apart + 8)
-    assert_allclose(reverse, (0.0, 1.0 - low), atol=1e-12)
-    assert np.isnan(statistics.improvement_interval([1.0, 2.0], [np.nan])).all()
 
 
 def test_improvement_intervals_cover_the_truth():

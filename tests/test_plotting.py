@@ -182,17 +182,6 @@ def compared(runs, metric):
     return plot.format_comparisons(runs, metric)
 
 
-STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".SVG": b"<?xml"}
-
-
-@pytest.mark.parametrize(("panels", "ending"), [(1, ".png"), (2, ".pdf"), (4, ".SVG")])
-def test_save_writes_one_file_by_its_suffix(tmp_path, panels, ending):
-    path = tmp_path / f"curves{ending}"
-    plotting.save_panels([PANEL] * panels, path)
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes().startswith(STARTS[ending])
-
-
 def test_failed_picture_leaves_the_one_before(tmp_path):
     path = tmp_path / "curves.png"
     path.write_bytes(b"before")
@@ -299,10 +288,3 @@ def test_two_drawn_numbers_are_a_map(tmp_path, texts, monkeypatch):
     assert dots["c"].tolist() == [-0.5, -1.0, -1.5, -2.0]
     assert ring[:2] == (pytest.approx([0.1]), pytest.approx([0.1]))
     assert {"rate", "clip", "score", "0.001"} <= set(texts)
-
-
-def test_undrawable_picture_is_one_line(tmp_path, capsys):
-    with plotting.report_failure(tmp_path / "curves.png"):
-        raise RuntimeError("no room\nfor it")
-    said = f"warning: {tmp_path}/curves.png was not drawn, all else is there: RuntimeError: no room"
-    assert capsys.readouterr() == ("", f"{said} for it\n")

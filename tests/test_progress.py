@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tables import cases
 
-from jaxrl_po.run.loop.progress import Progress, clock
+from jaxrl_po.run.loop.progress import Progress
 
 ROW = {"step": 1_500, "episode_return/iqm": 42.25, "time/steps_per_second": 250_000.0}
 
@@ -81,14 +81,6 @@ def test_texts_name_flags_only_in_a_command(capsys):
     assert capsys.readouterr().out.splitlines() == [line, arguments]
 
 
-def test_quiet_shows_nothing(capsys):
-    with Progress("ppo on X", 20_000, quiet=True) as progress:
-        progress.report("a line")
-        progress.phase("compiling")
-        progress.update({"step": 10}, 3.0)
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """Sets the width and the kind of the terminal that stdout is connected to."""
@@ -124,12 +116,6 @@ def test_steps_and_speed_are_per_seed_means_labelled(capsys):
     assert capsys.readouterr().out == (
         "ppo on X: episode return 42.25 (IQM)  1,500/20,000 steps 25,000/s × 10 seeds  1:15 left\n"
     )
-
-
-def test_a_held_out_accuracy_is_called_so(capsys):
-    with Progress("grpo on X", 20_000, watch=("greedy_accuracy",)) as progress:
-        progress.update({**ROW, "greedy_accuracy/iqm": 0.5}, 75.0)
-    assert ": held-out greedy accuracy 0.5  1,500/" in capsys.readouterr().out
 
 
 def test_score_bar_and_time_fit_a_narrow_terminal(terminal, capsys):
@@ -181,8 +167,3 @@ def test_lines_are_printed_without_a_moving_cursor(kind, terminal, monkeypatch, 
         "ppo on X: compiling\n"
         "ppo on X: episode return 42.25  1,500/20,000 steps 250,000/s  1:15 left\n"
     )
-
-
-@cases("seconds, text", (0.0, "0:00"), (59.9, "0:59"), (60.0, "1:00"), (6000.0, "100:00"))
-def test_clock(seconds, text):
-    assert clock(seconds) == text

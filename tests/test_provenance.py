@@ -147,15 +147,6 @@ def test_deterministic_run_resumes_only_under_same_circumstances():
         )
 
 
-def test_xla_is_asked_before_the_backend_starts(monkeypatch):
-    monkeypatch.setattr(provenance, "_backend_runs", lambda: False)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    provenance.ask_for_determinism()
-    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
-    provenance.ask_for_determinism()
-    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_gpu_deterministic_ops=true"
-
-
 def test_too_late_matters_on_an_accelerator_alone(monkeypatch):
     count = jax.config.jax_num_cpu_devices
     before = os.environ["XLA_FLAGS"]

@@ -1,6 +1,5 @@
 """Tests `run.Experiment`: keywords, settings and files of an experiment in Python."""
 
-import dataclasses
 import json
 
 import pytest
@@ -10,8 +9,6 @@ from tables import cases
 from jaxrl_po import run
 from jaxrl_po.cli import launch
 from jaxrl_po.config import ConfigError
-from jaxrl_po.run.experiment import flags
-from jaxrl_po.run.experiment.experiment import DOMAINS
 
 SMALL = {"network.width": 8, "problem.num_envs": 4, "problem.num_steps": 8}
 
@@ -47,18 +44,6 @@ def test_an_experiment_leaves_what_its_command_leaves(tmp_path, monkeypatch):
         run.train(experiment, log_every=3)
 
 
-def test_experiment_is_data_of_its_command():
-    experiment = run.Experiment(task="addition", algorithm="grpo", over={"task.num_digits": 1})
-    assert experiment.script == "language"
-    assert experiment.settings == {"task": "addition", "algorithm": "grpo", "task.num_digits": 1}
-    assert run.Experiment(algorithm="trpo").script == "control"
-    assert experiment == run.Experiment(
-        over={"task.num_digits": 1}, algorithm="grpo", task="addition"
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        experiment.script = "control"
-
-
 @cases(
     "keywords, message",
     ({"env": "CartPole-v1", "seed_s": 2}, r"^seed_s: is not a setting; did you mean seeds\?"),
@@ -71,17 +56,3 @@ def test_experiment_is_data_of_its_command():
 def test_wrong_keywords_of_an_experiment_are_named(keywords, message):
     with pytest.raises(ConfigError, match=message):
         run.Experiment(**keywords)
-
-
-def test_experiment_keywords_are_flags_of_its_command():
-    for name, domain in DOMAINS.items():
-        for field in flags.settable(domain.OPTIONS):
-            if name == "control" and field.name == "demonstrations":
-                continue  # this field has an effect only with sft
-            default = field.default
-            word = {"task": "addition"} if name == "language" else {"env": "CartPole-v1"}
-            given = word | {field.name: default}
-            if field.name in ("resume", "out"):  # without a folder the call raises an error
-                continue
-            assert run.Experiment(**given).settings[field.name] == default
-            assert run.Experiment(**given).script == name

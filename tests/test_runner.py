@@ -77,23 +77,6 @@ def test_latest_and_best_are_kept_apart(whole):
     assert iteration == 23
 
 
-@cases("stop_at", 0, 15)
-def test_stopped_and_resumed_run_equals_uninterrupted(tmp_path, whole, stop_at):
-    def stop(row):
-        if row["iteration"] == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    first = run(tmp_path, Silent(stop))
-    assert first.interrupted
-    assert first.iteration <= stop_at + 5
-    second = Silent()
-    outcome = run(tmp_path, second, resume=True)
-    assert not outcome.interrupted
-    assert second.reported[1].startswith("resuming at iteration")
-    assert lines(tmp_path) == lines(whole[0])
-    assert bits(outcome.state) == bits(whole[1].state)
-
-
 def test_lines_after_the_checkpoint_are_written_again(tmp_path, whole):
     run(tmp_path, iterations=10)
     with (tmp_path / "metrics.jsonl").open(
@@ -150,20 +133,6 @@ def test_a_seed_that_only_skips_stops_the_run(tmp_path):
     with Store(tmp_path / "checkpoints" / "latest") as latest:
         assert latest.iterations() == [5, 10]  # no state of the bad streak
     assert lines(tmp_path)[-1]["skipped"] == [0.0, 1.0, 0.0]
-
-
-def test_occasional_skips_do_not_stop_the_run(tmp_path):
-    learner = toy(lambda step, seed: step % 4 != 0)  # at most three skipped updates in a row
-    assert run(tmp_path, learner=learner, skipped=4).iteration == 23
-
-
-def test_a_streak_runs_on_from_chunk_to_chunk():
-    bad = Mean(np.array([[1.0, 1.0]]), np.array([[1.0, 2.0]]))
-    streak, stuck = np.zeros(2, np.int64), None
-    for _ in range(3):
-        streak, stuck = extend_streaks(streak, bad, patience=3)
-    assert streak.tolist() == [3, 0]
-    assert stuck == (0, 0)
 
 
 def test_nothing_tried_is_not_a_skip():
@@ -358,10 +327,3 @@ def test_run_stopped_within_a_chunk_equals_uninterrupted(tmp_path, whole, monkey
 def test_partial_rows_of_other_iterations_are_ignored(tmp_path, content):
     (tmp_path / "aside").write_text(content)
     assert read_aside(tmp_path / "aside", 2) == {}
-
-
-def test_calls_of_one_iteration_change_no_number(monkeypatch, tmp_path, whole):
-    monkeypatch.setattr(programs, "SECONDS_OF_CALL", 0.0)
-    outcome = run(tmp_path)
-    assert lines(tmp_path) == lines(whole[0])
-    assert bits(outcome.state) == bits(whole[1].state)

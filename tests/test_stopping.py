@@ -50,31 +50,6 @@ def test_rows_end_where_text_first_holds_a_string(strings):
     assert first_end(ends, rows).tolist() == [expected(strings, row) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("strings", "row", "length"),
-    [
-        (["ab"], [1, 2, 1], 2),  # the string crosses the border between two tokens
-        (["ca"], [7, 1, 1], 1),  # the string is inside a token
-        (["aaab"], [1, 1, 1, 3, 1], 4),  # the string may begin anywhere in the matched text
-        # The shorter string, inside the longer string, is found first.
-        (["abc", "b"], [1, 2, 6], 2),
-        (["ab"], [1, 0, 2], 3),  # a token without text does not change the match
-        (["ab"], [2, 2, 1], 4),
-    ],
-)
-def test_golden_ends(strings, row, length):
-    assert first_end(Ends((EOS,), make_stops(strings, ENCODED)), np.array([row])) == [length]
-
-
-def test_without_strings_there_is_no_state():
-    ends = Ends((1, 2))
-    assert ends.begin(4) is None
-    assert ends.after(None, jnp.array([0, 1, 2]))[0] is None
-    assert ends.after(None, jnp.array([0, 1, 2]))[1].tolist() == [False, True, True]
-    with pytest.raises(ConfigError, match="stop_strings: must not be empty"):
-        make_stops(["a", ""], ENCODED)
-
-
 CHARACTERS = language.make_tokenizer("abc")
 MODEL = language.Transformer(CHARACTERS.size, width=8, layers=1, heads=2, mlp_width=8)
 CHARACTER_TEXTS = [b"_", b"|", b"a", b"b", b"c"]

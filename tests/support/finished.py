@@ -21,20 +21,9 @@ CONTROL = [
     "--tensorboard",
 ]
 ON_HOST = [
-    "--env=gymnasium:CartPole-v1",
-    "--algorithm=ppo",
-    "--seeds=2",
-    "--devices=2",
-    "--total_steps=320",
-    "--log_every=3",
-    "--eval_every=2",
-    "--eval_episodes=2",
-    "--problem.num_envs=2",
-    "--problem.num_steps=16",
-    "--network.width=8",
-    "--problem.normalize_observations",
-    "--config.num_minibatches=2",
-    "--config.num_epochs=1",
+    *("--env=gymnasium:CartPole-v1", "--algorithm=ppo", *tiny.CONTROL, "--devices=2"),
+    *("--total_steps=320", "--log_every=3", "--eval_every=2"),
+    *("--problem.num_envs=2", "--problem.num_steps=16", "--problem.normalize_observations"),
 ]
 SWEEP = [
     "--seeds=2",

@@ -14,14 +14,6 @@ from jaxrl_po.run.store.metrics import read
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
-LIMITED = (
-    "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, "
-    "(int(sys.argv[1]),) * 2); sys.argv = sys.argv[2:]"
-)
-LIMITED += (
-    "; sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], "
-    "run_name='__main__')"
-)
 
 
 def surroundings():
@@ -33,18 +25,11 @@ def surroundings():
     }
 
 
-def start(script, *arguments, limit=None):
-    """Starts a script in a separate process, whose files may grow to `limit` bytes."""
-    begin = [] if limit is None else ["-c", LIMITED, str(limit)]
-    command = [sys.executable, *begin, str(EXPERIMENTS / f"{script}.py"), *arguments]
-    # A program whose file is cut off at the limit would remain in the cache, damaged, for every
-    # other test.
-    environment = surroundings() | (
-        {} if limit is None else {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    )
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+def start(script, *arguments):
+    """Starts a script in a separate process."""
+    command = [sys.executable, str(EXPERIMENTS / f"{script}.py"), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, env=surroundings())
 
 
 def finish(process):

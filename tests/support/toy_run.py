@@ -1,9 +1,4 @@
-"""Runs a learner that compiles in a second; as a script, this file is one such run."""
-
-import json
-import sys
-import time
-from pathlib import Path
+"""Builds and runs a learner that compiles in a second."""
 
 import jax
 import jax.numpy as jnp
@@ -41,19 +36,18 @@ def start_of(key, size):
     )
 
 
-def toy(poison=None, work=0):
+def toy(poison=None):
     """Builds a random walk whose metrics show its steps; `poison(step, seed)` marks skipped
     updates."""
 
     def step(state, seed):
         key, noise_key = jax.random.split(state.key)
         params = ActorCritic(0.9 * state.params.policy + jax.random.normal(noise_key, (4,)))
-        busy = jax.lax.fori_loop(0, work, lambda i, x: jnp.sin(x + i), jnp.ones(64)).sum()
         skipped = (
             jnp.float32(0.0) if poison is None else poison(state.step, seed).astype(jnp.float32)
         )
         metrics = {
-            "size": Mean(jnp.square(params.policy).sum() + 0.0 * busy, jnp.float32(4.0)),
+            "size": Mean(jnp.square(params.policy).sum(), jnp.float32(4.0)),
             # The line's own field of this name takes precedence over the metric.
             "step": Mean(-jnp.ones(()), jnp.float32(1.0)),
             "skipped": Mean(2.0 * skipped, jnp.float32(2.0)),
@@ -156,32 +150,3 @@ def run(path, reporter=None, resume=False, **changes):
 def bits(state):
     words = state._replace(key=jax.random.key_data(state.key))
     return jax.tree.map(lambda x: np.asarray(x).tobytes(), words)
-
-
-class Aloud(Silent):
-    def phase(self, name):
-        print(name, flush=True)
-
-
-def stuck():
-    """Returns a learner whose tracing never ends, like a long compilation or warm start."""
-    return toy()._replace(init=lambda keys: time.sleep(600))
-
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    out.mkdir(exist_ok=True)
-    sizes = (
-        {"iterations": 10**6, "work": 200_000}
-        if "--slow" in sys.argv
-        else {"iterations": 400, "work": 2_000}
-    )
-    learner = stuck() if "--stuck" in sys.argv else toy(work=sizes["work"])
-    outcome = runner.run(
-        job(learner=learner, iterations=sizes["iterations"], log_every=10),
-        out,
-        Aloud() if "--stuck" in sys.argv else Silent(),
-        resume="--resume" in sys.argv,
-        leave_early=True,
-    )
-    print(json.dumps({"iteration": outcome.iteration, "interrupted": outcome.interrupted}))
