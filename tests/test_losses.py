@@ -42,6 +42,16 @@ def test_clipping(advantage, ratio, loss, gradient):
     assert_allclose(got, (loss, gradient), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(("advantage", "ratio", "loss", "gradient"), FOUR_CASES)
+def test_clip_fractions_are_where_the_gradient_is_lost(advantage, ratio, loss, gradient):
+    log_ratio, zero, advantage = jnp.log(ratio), jnp.float32(0.0), jnp.float32(advantage)
+    low = losses.clip_fraction_low(log_ratio, zero, advantage, 0.2)
+    high = losses.clip_fraction_high(log_ratio, zero, advantage, 0.28)
+    assert low.dtype == high.dtype == jnp.float32
+    assert float(low + high) == float(gradient == 0.0)
+    assert float(low) == float(gradient == 0.0 and advantage < 0)
+
+
 def test_clip_fractions_vanish_without_advantage_or_at_edge():
     zero, one = jnp.float32(0.0), jnp.float32(1.0)
     assert float(losses.clip_fraction_low(jnp.log(0.5), zero, zero, 0.2)) == 0.0
