@@ -33,9 +33,9 @@ from impostors import ROOT, Impostor, finished, path_of, prepare, start
 TESTS = {
     "masked": ("test_masked", "test_rounding", "test_advantages"),
     "divergences": ("test_divergences", "test_identities"),
-    "losses": ("test_losses", "test_identities"),
+    "losses": ("test_losses", "test_identities", "test_peer_losses", "test_coefficients"),
     "advantages": ("test_rounding", "test_group_identities", "test_advantages"),
-    "trust_region": ("test_trust_region", "test_fisher"),
+    "trust_region": ("test_trust_region", "test_fisher", "test_step_sizes"),
     "compensated": ("test_masked", "test_rounding"),
     "distributions": ("test_distributions", "test_rounding", "test_kernels"),
     "dynamic_sampling": ("test_dynamic_sampling",),

@@ -91,17 +91,6 @@ def test_log_ratios_are_float32_at_least():
         assert float(got) == 2.0078125
 
 
-def test_rounding_exceeds_that_of_float32_alone():
-    # the spacing of float32 numbers at log π = −100 nats
-    assert np.spacing(np.float32(100.0)) < divergences.ROUNDING < 1e-3
-
-
-# Derivatives d/dlog π: 1; log r; 1 − π_ref/π.
-def test_gradients_by_hand():
-    gradients = [jax.grad(k)(jnp.log(0.5), jnp.log(0.25)) for k in ESTIMATORS]
-    np.testing.assert_allclose(gradients, [1.0, 0.693147, 0.5], atol=1e-6)
-
-
 @pytest.mark.parametrize("k", ESTIMATORS)
 def test_shapes_must_agree(k):
     with pytest.raises(AssertionError):
@@ -148,28 +137,6 @@ def test_the_coefficient_stays_within_its_bounds(adapt):
     for bound, kl in ((1e-8, 0.0), (1e8, 1.0)):
         assert float(adapt(jnp.float32(bound), jnp.float32(kl), 0.01)) == np.float32(bound)
     assert np.isnan(adapt(jnp.float32(np.nan), jnp.float32(0.01), 0.01))
-
-
-def test_the_coefficient_comes_back_from_either_end():
-    def run(coefficient, kl, steps):
-        def adapt(_, coefficient):
-            return divergences.adapt_coefficient(coefficient, jnp.float32(kl), 0.01)
-
-        return jax.lax.fori_loop(0, steps, adapt, jnp.float32(coefficient))
-
-    bottom, top = run(1.0, 0.0, 500), run(1.0, 1.0, 500)
-    assert float(bottom) > 0.0
-    assert np.isfinite(top)
-    assert float(run(bottom, 1.0, 60)) > 1.0
-    assert float(run(top, 0.0, 60)) < 1.0
-
-
-def test_adapt_coefficient_vmaps():
-    kls = jnp.array([0.1, 0.01, 0.0001])
-    got = jax.vmap(divergences.adapt_coefficient, in_axes=(0, 0, None))(jnp.ones(3), kls, 0.01)
-    np.testing.assert_array_equal(got, [2.0, 1.0, 0.5])
-    with pytest.raises(AssertionError):
-        divergences.adapt_coefficient(jnp.ones(3), kls, 0.01)
 
 
 # The factor is 1 + 0.1 · clip((kl − .01) / .01, ±0.2).

@@ -7,38 +7,20 @@ import numpy as np
 import pytest
 from probes import tabular_problem
 
-from jaxrl_po.algorithms import (
-    a2c,
-    dapo,
-    dr_grpo,
-    grpo,
-    npg,
-    pkpo,
-    ppo,
-    ppo_penalty,
-    reinforce,
-    rloo,
-    sft,
-    trpo,
-)
+from jaxrl_po.algorithms import a2c, dapo, dr_grpo, ppo_penalty, reinforce, sft, trpo
 
 STEPS = {"num_minibatches": 2, "num_microbatches": 2}
 FIT = {"value_epochs": 1, "value_minibatches": 2}
 CONFIGS = {
-    rloo: rloo.Config(**STEPS),
     dr_grpo: dr_grpo.Config(**STEPS),
-    pkpo: pkpo.Config(**STEPS),
-    grpo: grpo.Config(**STEPS),
     dapo: dapo.Config(**STEPS),
     sft: sft.Config(**STEPS),
-    ppo: ppo.Config(num_epochs=1, **STEPS),
     ppo_penalty: ppo_penalty.Config(num_epochs=1, **STEPS),
     a2c: a2c.Config(),
     reinforce: reinforce.Config(**FIT),
-    npg: npg.Config(**FIT),
     trpo: trpo.Config(**FIT),
 }
-TO_THE_END = (rloo, dr_grpo, pkpo, ppo_penalty, trpo)
+TO_THE_END = (dr_grpo, ppo_penalty, trpo)
 
 
 @pytest.mark.parametrize(

@@ -186,17 +186,3 @@ def test_signs_of_zero_rewards_change_no_advantage():
     for advantage in (-0.0 * log_prob, 0.0 * log_prob, 0.0 * reward[:1] - 0.0):
         chosen = token_weights.top_covariance(log_prob, advantage, mask, 0.5)
         assert chosen.tolist() == [[True] * 3 + [False] * 3]
-
-
-def test_top_covariance_is_taken_over_all_devices():
-    rng = np.random.default_rng(0)
-    # The rows of the second device have another mean and fewer tokens.
-    log_prob = rng.normal([[0.0], [0.0], [-9.0], [-9.0]], size=(4, 5))
-    advantage = rng.normal([[0.0], [0.0], [4.0], [4.0]], size=(4, 5))
-    mask = np.arange(5) < [[5], [4], [2], [1]]
-    alone = token_weights.top_covariance(log_prob, advantage, mask, 0.5)
-    of_device = functools.partial(token_weights.top_covariance, share=0.5, axis_name="data")
-    parts = (x.reshape(2, 2, 5) for x in (log_prob, advantage, mask))
-    shared = jax.vmap(of_device, axis_name="data")(*parts)
-    np.testing.assert_array_equal(shared.reshape(4, 5), alone)
-    assert alone.sum() == 6

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from probes import tabular_problem
 from scripts import lines
 from toy_run import Silent, train_job
 
@@ -159,32 +158,6 @@ def test_halves_over_devices_are_the_halves_on_one():
     jax.tree.map(
         lambda a, b: assert_allclose(a[0], b, rtol=1e-3, atol=1e-5), after.params, expected.params
     )
-
-
-@functools.cache
-def tabular():
-    """Returns a state of a small learner, the learner, and its compiled halves."""
-    learner = grpo.make(grpo.Config(), tabular_problem(num_prompts=4, group_size=4))
-    state = jax.jit(learner.init)(jax.random.key(0))
-    return state, learner, jax.jit(learner.sample), jax.jit(learner.update)
-
-
-def test_step_composes_sample_and_update():
-    state, learner, sample, update = tabular()
-    composed = update(*sample(state))
-    whole = jax.jit(learner.step)(state)
-    assert jax.tree.structure(composed) == jax.tree.structure(whole)
-    chex.assert_trees_all_close(composed[0].params, whole[0].params, rtol=1e-3, atol=1e-5)
-    assert_array_equal(*(jax.random.key_data(s.key) for s, _ in (composed, whole)))
-
-
-def test_sampling_twice_does_not_repeat():
-    begun, _, sample, _ = tabular()
-    state, first = sample(begun)
-    again, second = sample(state)
-    assert (np.asarray(first.action) != np.asarray(second.action)).any()
-    keys = [bytes(jax.random.key_data(s.key)) for s in (state, again)]
-    assert keys[0] != keys[1]
 
 
 def test_what_needs_scores_inside_the_program_is_refused():

@@ -11,7 +11,6 @@ from jaxrl_po.backend import Target
 from jaxrl_po.distributions import MANY, Categorical
 from jaxrl_po.language import Transformer, kernels, lora, sampling
 from jaxrl_po.language.lora import Lora
-from jaxrl_po.language.sampling import Decoding
 from jaxrl_po.language.transformer import compiled_for
 
 DEEP = Transformer(23, width=8, layers=5, heads=4, kv_heads=2, mlp_width=12)
@@ -74,23 +73,6 @@ def test_seeds_side_by_side_compute_as_if_alone(name):
     np.testing.assert_allclose(jax.jit(jax.vmap(run))(stacked), alone, atol=1e-5)
 
 
-def decode(model, params):
-    keys = jax.random.split(jax.random.key(2), 2)
-    return sampling.generate(
-        model, params, PROMPT, PAD, keys, group_size=3, decoding=Decoding(6), eos=1, pad_token=0
-    )
-
-
-def test_the_same_completions_are_sampled(monkeypatch):
-    model, params = model_and_params("tied and not gated")
-    with_kernels = jax.jit(decode, static_argnums=0)(model, params)
-    monkeypatch.setattr(kernels, "few", lambda rows, target: False)
-    without = jax.jit(lambda params: decode(model, params))(params)
-    assert len(np.unique(with_kernels.tokens)) > 5
-    np.testing.assert_array_equal(with_kernels.tokens, without.tokens)
-    np.testing.assert_allclose(with_kernels.log_prob, without.log_prob, atol=1e-5)
-
-
 def test_many_rows_and_accelerators_keep_the_parameters():
     model, params = model_and_params("plain")
     assert model.for_decoding(params, kernels.FEW + 1) is params
@@ -100,13 +82,6 @@ def test_many_rows_and_accelerators_keep_the_parameters():
     assert gpu.for_decoding(params, 1) is params
     assert gpu.clone(layers=2).for_decoding(params, 1) is params
     assert compiled_for(None, gpu) is gpu
-
-
-def test_few_rows_are_up_to_their_bound():
-    cpu, gpu = Target("cpu", devices=1, cores=2), Target("gpu", devices=1, cores=2)
-    rows = [1, kernels.FEW, kernels.FEW + 1]
-    assert [kernels.few(n, cpu) for n in rows] == [True, True, False]
-    assert not kernels.few(1, gpu)
 
 
 def test_few_actions_are_drawn_as_jax_draws_them():

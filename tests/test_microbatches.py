@@ -266,11 +266,6 @@ def test_supervised_training_prints_both_losses_and_its_memory(plenty):
     assert re.search(r"a device holds \S+ kB of state and needs \S+ \S+ of 1\.0 TB", said)
 
 
-def test_run_that_just_fits_has_one_microbatch(plenty, tmp_path):
-    peak, _ = plenty
-    assert run_in(peak, tmp_path / "exactly") == (1, peak)
-
-
 @pytest.fixture(scope="module")
 def little(plenty, tmp_path_factory):
     """Returns folder, microbatches, peak and printed lines of a run in one byte less memory."""

@@ -1,11 +1,10 @@
 """Tests the assignment of rows to minibatches, and the computation of minibatches in
 microbatches."""
 
-import chex
 import jax
 import numpy as np
 import pytest
-from learners import jitted, make
+from learners import make
 from tables import cases
 
 from jaxrl_po import minibatches
@@ -78,22 +77,3 @@ def test_methods_name_the_slots_of_their_rows(algorithm, problem, expected, monk
     learner = make(algorithm, problem)
     jax.eval_shape(lambda key: learner.step(learner.init(key)), jax.random.key(0))
     assert asked == expected
-
-
-@cases(
-    "algorithm, problem",
-    ("ppo-penalty", "table"),
-    ("grpo", "table"),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in (("ppo", "CartPole"), ("a2c", "everything"), ("reinforce", "addition"))
-    ),
-)
-def test_parts_teach_the_same_as_whole_minibatches(algorithm, problem, monkeypatch):
-    state = jitted(algorithm, problem)[0](jax.random.key(0))
-    monkeypatch.setattr(minibatches, "AT_A_TIME", 16)
-    one_each, several = Target("cpu", devices=2, cores=2), Target("cpu", devices=1, cores=2)
-    parts = jax.jit(make(algorithm, problem, given={"target": one_each}).step)(state)
-    whole = jax.jit(make(algorithm, problem, given={"target": several}).step)(state)
-    chex.assert_trees_all_close(parts[0].params, whole[0].params, rtol=1e-4, atol=1e-6)
-    chex.assert_trees_all_close(parts[1], whole[1], rtol=1e-3, atol=1e-5)

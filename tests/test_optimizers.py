@@ -13,13 +13,6 @@ from jaxrl_po import optimizers
 from jaxrl_po.algorithms import a2c, distillation, grpo, ppo, ppo_penalty, reinforce, sft
 
 
-def test_decay_counts_iterations():
-    assert optimizers.decay(jnp.int32(7), 0) == optimizers.cosine_decay(jnp.int32(7), 0) == 1.0
-    np.testing.assert_allclose(
-        [optimizers.decay(jnp.int32(t), 10) for t in (0, 5, 10, 20)], [1.0, 0.5, 0.0, 0.0]
-    )
-
-
 def shapes_of_state(optimizer, params):
     return [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(optimizer.init, params))]
 
@@ -114,11 +107,10 @@ def test_step_sizes_follow_iterations(module, schedule):
             np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["auto", "lion"])
-def test_a_cosine_outlives_resets_of_the_optimizer(name):
+def test_a_cosine_outlives_resets_of_the_optimizer():
     """GRPO resets the optimizer state; each update is the constant step size's update times the
     factor."""
-    fields = {"optimizer": name, "reset_iterations": 2, "max_grad_norm": 1e3}
+    fields = {"optimizer": "lion", "reset_iterations": 2, "max_grad_norm": 1e3}
     cosine = grpo.Config(schedule="cosine", decay_iterations=6, **fields)
     problem = tabular_problem(group_size=4)
     learner = grpo.make(cosine, problem)
@@ -132,16 +124,3 @@ def test_a_cosine_outlives_resets_of_the_optimizer(name):
         np.testing.assert_allclose(after - before, factor * (most - before), atol=1e-6)
         assert jnp.abs(most - before).max() > 1e-4
         state = scaled
-
-
-@pytest.mark.parametrize("name", ["auto", "sgd"])
-def test_a_cosine_ends_however_early_updates_stop(name):
-    fields = {"optimizer": name, "early_stop": True, "target_kl": 1e-9}
-    config = ppo.Config(schedule="cosine", decay_iterations=3, learning_rate=0.1, **fields)
-    learner = ppo.make(config, tabular_problem(num_prompts=16))
-    state, step = learner.init(jax.random.key(0)), jax.jit(learner.step)
-    for _ in range(3):
-        state, metrics = step(state)
-        assert float(metrics["updates"].value()) < 1.0  # the early stop ended the update
-    after, _ = step(state)
-    chex.assert_trees_all_equal(after.params, state.params)

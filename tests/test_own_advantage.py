@@ -111,27 +111,12 @@ def test_settings_of_replaced_advantage_are_refused(module):
     (lambda steps: steps.reward, "array [6]"),
     ids=["shorter", "one number", "column", "column as target", "float as target", "no pair"],
 )
-@pytest.mark.parametrize("module", METHODS, ids=shown)
-def test_another_form_of_result_is_named(module, own, got):
-    learner = module.make(module.Config(**METHODS[module][1]), PROBLEM, advantage=own)
+def test_another_form_of_result_is_named(own, got):
+    learner = ppo.make(ppo.Config(**SMALL), PROBLEM, advantage=own)
     start = jax.eval_shape(learner.init, jax.random.key(0))
     wanted = f"advantage: must return (advantage, target), each [6], as its reward, got {got}"
     with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}"):
         jax.eval_shape(learner.step, start)
-
-
-@cases("module", a2c, reinforce, ids=shown)
-def test_methods_without_a_ratio_take_a_surrogate_too(module):
-    def heavier(log_prob, samples):
-        return -2.0 * log_prob * samples.advantage, {"log_prob": log_prob}
-
-    config = module.Config(**METHODS[module][1])
-    learner = module.make(config, PROBLEM, surrogate=heavier)
-    start = jax.eval_shape(learner.init, jax.random.key(0))
-    assert "log_prob" in jax.eval_shape(learner.step, start)[1]
-    wrong = module.make(config, PROBLEM, surrogate=lambda log_prob, samples: log_prob)
-    with pytest.raises(ConfigError, match=r"^surrogate: must return"):
-        jax.eval_shape(wrong.step, start)
 
 
 # Results of `vtrace_td_error_and_advantage` of rlax 0.1.9 on each of three pieces, γ = .9,

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 import optax
 import pytest
-import tiny
 from probes import MatchCueContinuous
 from shapes import trace_only
 from tables import cases
@@ -19,7 +18,6 @@ from jaxrl_po.algorithms.actor_critic import estimator
 from jaxrl_po.cli import evaluate, launch
 from jaxrl_po.config import ConfigError
 from jaxrl_po.distributions import DiagonalGaussian
-from jaxrl_po.run.experiment import experiment, flags
 from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store.metrics import read
@@ -185,21 +183,6 @@ def test_tuned_values_of_replaced_parts_are_omitted(name):
         assert found[replaced[name]] == "default"
         other = next(x for x in replaced.values() if x != replaced[name])
         assert found[other] == stock[other] != "default"
-
-
-@pytest.mark.usefixtures("trace_only")
-def test_grpo_on_tokens_trains_with_own_loss(tmp_path):
-    rows = []
-
-    def surrogate(log_prob, samples):
-        rows.append(log_prob.shape)
-        return surrogates.plain(log_prob, samples)
-
-    sizes = dict(flag.removeprefix("--").split("=") for flag in tiny.LANGUAGE)
-    given = {name: flags.FlagText(x) for name, x in sizes.items()} | {"algorithm": "grpo"}
-    given |= experiment.with_names({"surrogate": surrogate, "out": tmp_path / "run"})
-    run.train(run.Experiment.of(DOMAINS["language"], given))
-    assert rows
 
 
 class Both(nn.Module):

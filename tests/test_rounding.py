@@ -16,7 +16,6 @@ from jaxrl_po import advantages, compensated, group_advantages, group_statistics
 from jaxrl_po.algorithms import dapo, group_policy, grpo, trpo
 from jaxrl_po.control import normalizer
 from jaxrl_po.distributions import Categorical, DiagonalGaussian
-from jaxrl_po.divergences import k3
 from jaxrl_po.dynamic_sampling import dynamic_sampling
 from jaxrl_po.language import lora
 from jaxrl_po.language.sampling import truncate_logits
@@ -166,12 +165,6 @@ def test_kl_counts_excluded_mass_and_may_be_infinite():
     assert float(some.kl(some)) == 0.0
     gradient = jax.grad(lambda x: some.kl(Categorical(jnp.array([0.0, 1.0]) * x)))(0.5)
     assert float(gradient) == pytest.approx(1 / (1 + np.exp(-0.5)), rel=1e-5)
-
-
-def test_k3_of_small_step_is_half_its_square():
-    x = np.float32([1e-6, -1e-5, 1e-4, -0.04, 0.06, 3.0])
-    exact = np.expm1(-np.float64(x)) + np.float64(x)
-    np.testing.assert_allclose(k3(jnp.array(x), jnp.zeros(6)), exact, rtol=1e-5)
 
 
 @cases(

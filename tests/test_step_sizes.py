@@ -258,8 +258,9 @@ def test_price_of_distance_moves_proportionally_to_error(algorithm):
     settings = {"clip": False, "adapt_reference_kl": True, "reference_kl_coefficient": 0.3}
     assert kl > 0
     for error in (-0.5, -0.1, 0.05, 0.1, 0.5):
-        beta = float(outcome(algorithm, reference_target_kl=kl / (1 + error), **settings)[2])
-        assert beta == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
+        _, metrics, beta = outcome(algorithm, reference_target_kl=kl / (1 + error), **settings)
+        assert float(metrics["reference_kl_coefficient"]) == pytest.approx(0.3)
+        assert float(beta) == pytest.approx(0.3 * (1 + 0.1 * np.clip(error, -0.2, 0.2)), rel=1e-4)
 
 
 # Metrics that every method logs.
