@@ -130,6 +130,15 @@ def constant_groups():
     return jnp.broadcast_to(values[:, None], (200, 7))
 
 
+# The rewards have mean 5.033; deviations −1.233, .167, 1.067; Σd² = 2.687: std .946 (ddof 0), 1.159
+# (ddof 1).
+@cases("ddof, expected", (0, [-1.303, 0.176, 1.127]), (1, [-1.064, 0.144, 0.920]))
+def test_group_of_the_slides(ddof, expected):
+    assert_allclose(
+        advantages.group_relative(jnp.array([3.8, 5.2, 6.1]), ddof=ddof), expected, atol=1e-3
+    )
+
+
 @cases("estimator", advantages.group_relative, advantages.leave_one_out, advantages.whiten)
 def test_equal_rewards_give_exactly_zero(estimator):
     assert_array_equal(jax.vmap(estimator)(constant_groups()), np.zeros((200, 7)))

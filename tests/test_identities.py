@@ -188,6 +188,20 @@ def test_natural_gradient_is_the_advantage(mdp, logits, other_logits):
     return direction - under(policy, direction)[:, None], advantage(mdp, policy) / (1 - mdp.gamma)
 
 
+def on_many_mdps(bound, num_mdps=512, gamma=0.8):
+    rng = np.random.default_rng(1)
+    mdps, (logits, change) = (
+        random_mdps(rng, num_mdps, gamma=gamma),
+        rng.normal(size=(2, num_mdps, 4, 3)),
+    )
+    others = logits + 3.0 * rng.random((num_mdps, 1, 1)) * change
+    return np.asarray(jax.jit(jax.vmap(bound))(mdps, logits, others))
+
+
+def expected_surrogate(mdp, old, new):
+    return performance(mdp, old) + occupancy(mdp, old) @ under(new, advantage(mdp, old))
+
+
 # 7
 def test_trpo_bound():
     """The bound is J(π') ≥ L − C · KL_max with C = 4εγ / (1 − γ)², ε = max |A|; L alone is not a
@@ -199,16 +213,86 @@ def test_trpo_bound():
         penalty = (
             4 * jnp.abs(advantage(mdp, old)).max() * mdp.gamma / (1 - mdp.gamma) ** 2 * divergence
         )
-        surrogate = occupancy(mdp, old) @ under(new, advantage(mdp, old))
-        gap = performance(mdp, new) - performance(mdp, old) - surrogate
+        gap = performance(mdp, new) - expected_surrogate(mdp, old, new)
         return gap + penalty, gap
 
-    rng = np.random.default_rng(1)
-    mdps, (logits, change) = random_mdps(rng, 512), rng.normal(size=(2, 512, 4, 3))
-    others = logits + 3.0 * rng.random((512, 1, 1)) * change
-    with_penalty, without = jax.jit(jax.vmap(slack))(mdps, logits, others)
+    with_penalty, without = on_many_mdps(lambda *args: jnp.stack(slack(*args))).T
     assert with_penalty.min() >= -1e-10
     assert without.min() < -1e-2
+
+
+# 8
+def test_mixture_bound():
+    """The bound is J ≥ L − 2εγα² / (1 − γ)² with ε = max_s |E_{a ~ π⋆} A| of the *target* π⋆ of the
+    mixture."""
+
+    def slacks(mdp, logits, other_logits):
+        old, target = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
+
+        def slack(alpha):
+            mixture = (1 - alpha) * old + alpha * target
+            gap = performance(mdp, mixture) - expected_surrogate(mdp, old, mixture)
+            factor = 2 * mdp.gamma * alpha**2 / (1 - mdp.gamma) ** 2
+            epsilons = [
+                jnp.abs(under(policy, advantage(mdp, old))).max() for policy in (target, mixture)
+            ]
+            return jnp.stack([gap + factor * epsilon for epsilon in epsilons])
+
+        return jax.vmap(slack)(jnp.array([0.01, 0.1, 0.5, 1.0]))
+
+    for gamma in (0.5, 0.8):
+        slack = on_many_mdps(slacks, gamma=gamma)
+        assert slack[..., 0].min() >= -1e-10
+        # The lecture note's ε, computed for the mixture itself, is α times as large: with that ε
+        # the bound fails.
+        assert slack[:, 0, 1].min() < -1e-9
+
+
+# 9
+def test_cpo_bound():
+    """The bound is |J' − L| ≤ 2γε' / (1 − γ)² · E_{d_π}[TV], ε' = max_s |E_{a ~ π'} A|."""
+
+    def slack(mdp, logits, other_logits):
+        old, new = jax.nn.softmax(logits), jax.nn.softmax(other_logits)
+        variation = 0.5 * jnp.abs(new - old).sum(1)
+        epsilon = jnp.abs(under(new, advantage(mdp, old))).max()
+        distance = (1 - mdp.gamma) * occupancy(mdp, old) @ variation
+        gap = performance(mdp, new) - expected_surrogate(mdp, old, new)
+        bound = 2 * mdp.gamma * epsilon / (1 - mdp.gamma) ** 2 * distance
+        return jnp.stack([bound - jnp.abs(gap), jnp.abs(gap) / bound])
+
+    slacks, tightness = on_many_mdps(slack).T
+    assert slacks.min() >= -1e-10
+    assert tightness.max() > 0.05
+
+
+# 9b
+def test_the_exact_gradient_weighs_states_by_the_discount():
+    """In practice, and in this library, all visited states have equal weight; the exact ∇J has
+    weights γᵗ."""
+
+    def gradients(mdp, logits, other_logits):
+        policy = jax.nn.softmax(logits)
+
+        def visit(states, t):
+            return states @ state_transition(mdp, policy), jnp.stack(
+                [mdp.gamma**t * states, states]
+            )
+
+        visits = jax.lax.scan(visit, mdp.initial, jnp.arange(200.0))[1].sum(0)
+
+        def loss(logits, visits):
+            return visits @ under(
+                policy, losses.policy_gradient(log_softmax_at(logits), advantage(mdp, policy))
+            )
+
+        discounted, plain = (jax.grad(loss)(logits, x) for x in visits)
+        cosine = jnp.sum(discounted * plain) / jnp.sqrt(jnp.sum(discounted**2) * jnp.sum(plain**2))
+        return jnp.append(discounted + policy_gradient(mdp, logits), cosine)
+
+    *error, cosine = on_many_mdps(gradients, NUM_MDPS).T
+    np.testing.assert_allclose(error, 0.0, atol=1e-10)
+    assert cosine.min() < 0.999
 
 
 # 10
@@ -255,6 +339,21 @@ def test_gae_is_the_mixture_of_n_step_advantages(ends):
                 lambda_ ** (steps - 1)
             ]
             assert got[t] == pytest.approx(np.dot(weights, n_step[:steps, t]), rel=1e-10)
+
+
+@pytest.mark.parametrize("ends", [([], []), ([2], []), ([], [2]), ([4], [1, 4])])
+def test_gae_at_both_ends_of_lambda(ends):
+    reward, state_value, next_value, terminated, truncated = random_stream(ends)
+    zero, one = (
+        GAE(reward, state_value, next_value, terminated, truncated, lambda_=lambda_)
+        for lambda_ in (0.0, 1.0)
+    )
+    delta = reward + GAMMA * (1 - terminated) * next_value - state_value
+    monte_carlo = advantages.discounted_returns(
+        reward, next_value, terminated, truncated, gamma=GAMMA
+    )
+    np.testing.assert_allclose(zero, delta, **EXACT)
+    np.testing.assert_allclose(one + state_value, monte_carlo, **EXACT)
 
 
 def test_gae_with_exact_values_is_always_unbiased():

@@ -159,6 +159,8 @@ def test_an_error_of_a_reward_names_its_line(tmp_path):
         reward=lambda completions, **_: [1 / 0 for _ in completions],
         seeds=1,
         total_steps=8,
+        show=0,
+        eval_prompts=2,
         out=tmp_path / "run",
         over=SIZES,
     )

@@ -83,6 +83,7 @@ def loss_and_gradient(module, config, given):
     return float(loss), np.asarray(state.params.policy - after.params.policy)
 
 
+BOUNDED = {"epsilon_low": 0.2, "epsilon_high": 0.2}
 TOKENS = functools.partial(dapo.Config, **PLAIN, clip_higher=False, epsilon_low=0.2)
 CASES = {
     "trl sapo": (sapo, sapo.Config()),
@@ -129,3 +130,17 @@ def test_distillation_is_prime_rls_without_its_penalty():
     np.testing.assert_allclose(
         gradient, np.array(want["gradient"]) - 2e-3 * distance / tokens, rtol=2e-5, atol=2e-6
     )
+
+
+def test_the_batch_reaches_both_sides_of_every_bound():
+    """Otherwise the comparison would not detect a wrong bound."""
+    r, rho = (
+        np.exp((INPUTS[a] - INPUTS[b])[MASK]) for a, b in (("now", "old"), ("old", "sampler"))
+    )
+    assert r.max() > 20 > 5 > np.sort(r)[-2] > 1.28
+    assert r.min() < 0.8
+    assert rho.max() > 2.0
+    assert rho.min() < 0.5
+    change = (np.exp(INPUTS["now"]) - np.exp(INPUTS["sampler"]))[MASK]
+    assert change.max() > 0.2
+    assert change.min() < -0.1
