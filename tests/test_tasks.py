@@ -16,6 +16,8 @@ from jaxrl_po.config import ConfigError
 from jaxrl_po.language import dialogues, tasks
 from jaxrl_po.language.evaluation import Answers
 from jaxrl_po.language.tasks.split import make_draw
+from jaxrl_po.language.tasks.stack_machine import execute
+from jaxrl_po.language.tasks.verify import is_word
 
 OF_OURS = tasks.TASKS | dialogues.DIALOGUES
 
@@ -161,6 +163,25 @@ def test_values_of_countdown_may_be_negative():
     task = tasks.countdown(3, max_number=9)
     problem = tasks.Countdown(jnp.array([3, 7, 2]), jnp.int32(-2), tokens_of(task, "27-3+$"))
     assert scores(task, problem, ["27-3+$", "372--$", "372-+$"]) == [1.0, 1.0, 0.0]
+
+
+def test_expressions_use_each_number_once_and_end():
+    """The given numbers are 2, 3 and 7; the row of an expression without EOS is full."""
+    tokenizer = tasks.countdown(3, max_number=9).tokenizer
+    expected = {
+        "37*2-": (True, True),
+        "37*": (True, False),  # a number is left
+        "37*2-2-": (True, False),  # a number is used twice
+        "37*5-": (True, False),
+    }
+    for text, found in expected.items():
+        ids = tokenizer.encode(text)
+        assert (
+            execute(jnp.array([2, 3, 7]), jnp.array([*ids, tokenizer.eos]), 1, tokenizer)[:2]
+            == found
+        )
+        assert not execute(jnp.array([2, 3, 7]), jnp.array(ids), 1, tokenizer).parses
+        assert not is_word(jnp.array(ids), tokenizer.size, tokenizer)
 
 
 def test_countdown_does_not_overflow():
