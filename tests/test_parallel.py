@@ -83,7 +83,14 @@ def test_parameter_sharding_leaves_device_axis_to_the_compiler():
     assert not Placement(2, 2, 4).cuts_params
 
 
-def test_description_names_axes_of_sharded_parameters():
+def test_description_says_what_lies_where():
+    assert "1 device" in Placement(3, 1, 1).describe()
+    assert "4 on each" in Placement(8, 2, 1).describe()
+    assert "sharded over 4" in Placement(1, 1, 4).describe()
+    assert (
+        "2 shares of 3, the rows of each sharded over 4 devices, 8 in all"
+        in Placement(6, 2, 4).describe()
+    )
     assert (
         "8 devices (seed 1 × data 4 × model 2), parameters sharded over model"
         in Placement(2, 1, 4, 2).describe()
