@@ -58,7 +58,7 @@ TESTS = {
     "language.attention": ("test_attention", "test_transformer", "test_sampling"),
     "language.kernels": ("test_kernels",),
     "language.rewards": ("test_rewards",),
-    "language.rope": ("test_rope_spellings", "test_pretrained"),
+    "language.rope": ("test_transformer", "test_rope_spellings", "test_pretrained"),
     "language.stopping": ("test_stopping",),
     "language.tokenizer": ("test_tokenizer", "test_tasks"),
 }

@@ -1,4 +1,4 @@
-"""Tests the transformer: sizes, precision, the first policy, the memory of rematerialisation.
+"""Tests the transformer: sizes, precision, the first policy, stretched RoPE, memory under remat.
 
 `test_pretrained` compares its logits with `transformers`, and `test_sampling` its cache with passes
 over whole rows.
@@ -9,10 +9,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 from probes import drawn
 from tables import cases
 
 from jaxrl_po.language import Transformer
+from jaxrl_po.language.rope import Rope, frequencies
 
 VOCABULARY = 7
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=(3, 32)), jnp.int32)
@@ -75,3 +77,12 @@ def test_the_backward_pass_of_remat_stores_less():
 
     model = MODEL.clone(mlp_width=128)
     assert kept(model.clone(remat=True)) < 0.5 * kept(model)
+
+
+def test_stretched_frequencies_by_hand():
+    """A context of 1885 tokens is 300, 30, 3 and .3 wavelengths of the four frequencies."""
+    plain = np.array([1.0, 0.1, 0.01, 0.001])
+    assert_allclose(frequencies(8), plain)
+    assert_allclose(frequencies(8, Rope(factor=8.0)), plain / 8)
+    stretched = frequencies(8, Rope(factor=8.0, context=1885))
+    assert_allclose(stretched / plain, [1.0, 1.0, 2 / 3 + 1 / 24, 1 / 8], rtol=1e-4)
