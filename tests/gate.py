@@ -135,7 +135,7 @@ def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome
     running: dict[int, tuple[str, Trial]] = {}
 
     def begin(worker: str) -> None:
-        if not at[worker] and ahead:
+        while not at[worker] and ahead:
             at[worker].extend(ahead.popleft())
         if at[worker]:
             trial = at[worker].popleft()

@@ -97,3 +97,10 @@ def test_an_interrupted_gate_says_how_far_it_came(error, tmp_path, monkeypatch):
         row = json.loads(file.read_text())
         names = ("passed", "failed", "skipped", "trials", "trials_of_earlier_calls")
         assert [row[name] for name in names] == numbers
+
+
+def test_files_whose_trials_are_known_stop_no_worker(monkeypatch):
+    left = Trial(None, ("test_losses.py",))
+    monkeypatch.setattr(gate, "start", lambda *_, **__: 1)
+    monkeypatch.setattr(gate, "finished", lambda: (1, Outcome("passed", 1.0)))
+    assert [trial for trial, _ in gate.run([[], [], [left]], workers=1)] == [left]

@@ -115,13 +115,3 @@ def test_only_the_process_that_reports_writes(tmp_path, worker, number):
     )
     conftest.pytest_configure(config)
     assert sum(isinstance(plugin, results.Results) for plugin in plugins) == number
-
-
-@cases("target", "slow", "gate")
-def test_make_keeps_the_result_where_git_ignores_it(target):
-    def run(*command):
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-
-    file = f".results/{target}.json"
-    assert f"--results={file}" in run("make", "--dry-run", target)
-    assert run("git", "check-ignore", file).strip() == file

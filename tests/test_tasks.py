@@ -167,20 +167,13 @@ def test_values_of_countdown_may_be_negative():
 
 def test_expressions_use_each_number_once_and_end():
     """The given numbers are 2, 3 and 7; the row of an expression without EOS is full."""
-    tokenizer = tasks.countdown(3, max_number=9).tokenizer
-    expected = {
-        "37*2-": (True, True),
-        "37*": (True, False),  # a number is left
-        "37*2-2-": (True, False),  # a number is used twice
-        "37*5-": (True, False),
-    }
-    for text, found in expected.items():
+    numbers, tokenizer = jnp.array([2, 3, 7]), tasks.countdown(3, max_number=9).tokenizer
+    # All numbers are used; a number is left over, is used twice, or is not given.
+    for text, uses_all in (("37*2-", True), ("37*", False), ("37*2-2-", False), ("37*5-", False)):
         ids = tokenizer.encode(text)
-        assert (
-            execute(jnp.array([2, 3, 7]), jnp.array([*ids, tokenizer.eos]), 1, tokenizer)[:2]
-            == found
-        )
-        assert not execute(jnp.array([2, 3, 7]), jnp.array(ids), 1, tokenizer).parses
+        found = execute(numbers, jnp.array([*ids, tokenizer.eos]), 1, tokenizer)
+        assert (found.parses, found.uses_all) == (True, uses_all)
+        assert not execute(numbers, jnp.array(ids), 1, tokenizer).parses
         assert not is_word(jnp.array(ids), tokenizer.size, tokenizer)
 
 
