@@ -1,5 +1,5 @@
 # Each target sets up its own environment first. `make test` is what guards main; `make quick` has the
-# mathematics alone, `make slow` what takes longer: learning runs, experiments, pictures, further cases.
+# mathematics alone, `make slow` what takes longer: learning runs, whole runs, pictures, further cases.
 # `make gate` runs every wrong program against its tests (`make gate CHANGED=HEAD~3`: those that
 # changed since). Both write their result to `.results/`. `make extras` runs the environments of every
 # suite, `make parity` pretrained models beside transformers. `make bench` times ours beside its peers
@@ -28,7 +28,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --strict --follow-imports=silent tests/support/user_face.py
+	$(BIN)/mypy --cache-dir=.mypy_cache/strict --strict --follow-imports=silent tests/support/user_face.py
 
 slow: $(VENV)/site .venv-tpu/installed
 	$(PYTEST) -m slow --results=.results/slow.json

@@ -106,8 +106,8 @@ def cosine_decay(step: jax.Array, iterations: int) -> jax.Array | float:
       iterations: length of the decay in iterations, static; 0 disables the decay.
 
     Example:
-      >>> round(float(cosine_decay(jnp.int32(25), 100)), 3)
-      0.854
+      >>> round(float(cosine_decay(jnp.int32(25), 100)), 3), cosine_decay(jnp.int32(25), 0)
+      (0.854, 1.0)
     """
     done = jnp.minimum(step / iterations, 1.0) if iterations else 0.0
     return 0.5 * (1.0 + jnp.cos(jnp.pi * done)) if iterations else 1.0

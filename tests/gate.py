@@ -143,7 +143,7 @@ def run(lists: list[list[Trial]], workers: int) -> Iterator[tuple[Trial, Outcome
             if trial.wrong is not None:
                 text = Path(path_of(trial.wrong.module)).read_text(encoding="utf-8")
                 impostor = Impostor(trial.wrong.module, ast.parse(trial.wrong.source(text)))
-            tests = [str(TESTS / test) for test in trial.tests]
+            tests = ["-m", "", *(str(TESTS / test) for test in trial.tests)]
             log = str(FOLDER / f"{worker}.log")
             running[start(impostor, tests, LIMIT, worker=worker, log=log)] = worker, trial
 

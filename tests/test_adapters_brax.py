@@ -14,6 +14,8 @@ from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import suites
 
+pytestmark = pytest.mark.slow
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ignores warnings of brax and its imports
     envs = pytest.importorskip("brax.envs")

@@ -13,6 +13,8 @@ from jaxrl_po import control
 from jaxrl_po.config import ConfigError
 from jaxrl_po.run.experiment import suites
 
+pytestmark = pytest.mark.slow
+
 jumanji = pytest.importorskip("jumanji")
 adapter = pytest.importorskip("jaxrl_po.control.adapters.jumanji")
 
@@ -87,7 +89,6 @@ def test_flat_bin_pack_action_is_space_and_item():
     assert environment.spaces.to_action(jnp.int32(3 * 20 + 7)).tolist() == [3, 7]
 
 
-@pytest.mark.slow
 def test_ppo_learns_several_choices_with_legal_samples():
     environment = adapter.make("JobShop-v0", max_steps=20)
     assert environment.spaces.choices == (21,) * 10

@@ -26,11 +26,10 @@ def arrays(algorithm):
 # Programs that take seconds to compile, with methods and problems that other cases cover, below or
 # in `IN_DOUBLE`.
 HEAVY = [
-    *(("trpo", problem) for problem in ("everything", "addition", "CartPole")),
+    *(("trpo", problem) for problem in ("everything", "addition", "CartPole", "vine")),
     *(("ppo", problem) for problem in ("everything", "addition")),
-    ("ppo-turn", "dialogue"),
-    ("grpo", "addition"),
-    ("dapo", "dialogue"),
+    *((method, "dialogue") for method in ("ppo-turn", "grpo-turn", "dapo")),
+    *(("grpo", "addition"), ("npg", "Pendulum"), ("ppo-reference", "learned")),
 ]
 
 
@@ -134,16 +133,13 @@ def assert_equal_on_every_device(params):
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-# One problem of each kind that `IN_DOUBLE` does not have in a fast case, except the learned reward;
-# of CartPole, the placement with all devices for a seed.
-KINDS = [
-    ("trpo", "vine"),
-    ("grpo", "groups"),
-    ("grpo-turn", "dialogue"),
-    ("ppo-all-switches", "table"),
-]
+# One problem of each kind that `IN_DOUBLE` does not have, except the learned reward; of CartPole,
+# the placement with all devices for a seed.
 SHARDED = [
-    *((case, (2, 4)) for case in KINDS),
+    slow(("trpo", "vine"), (2, 4)),
+    (("grpo", "groups"), (2, 4)),
+    slow(("grpo-turn", "dialogue"), (2, 4)),
+    (("ppo-all-switches", "table"), (2, 4)),
     (("a2c", "CartPole"), (1, 8)),
 ]
 

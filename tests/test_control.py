@@ -140,6 +140,16 @@ def test_masked_vectors_do_not_count():
     assert [field.tolist() for field in found] == [2, [5.0], [16.0]]
 
 
+def test_statistics_are_merged_over_devices():
+    rows, nothing = jnp.array([[1.0], [2.0], [8.0], [11.0]]), normalizer.empty((1,))
+    merge = functools.partial(normalizer.merge_batch, nothing, axis_name="data")
+    found, wanted = (
+        jax.vmap(merge, axis_name="data")(rows[:, None]),
+        normalizer.merge_batch(nothing, rows),
+    )
+    chex.assert_trees_all_close(found, jax.tree.map(lambda x: jnp.stack([x] * 4), wanted))
+
+
 def test_std_is_one_only_before_data():
     nothing = normalizer.empty((2,))
     assert nothing.std().tolist() == [1.0, 1.0]

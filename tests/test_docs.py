@@ -342,6 +342,7 @@ def test_page_snippets_print_their_comments(page, tmp_path):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_readme_snippets_print_their_comments(tmp_path):
     """Each snippet continues the previous one; the last snippet loads a run that does not exist in
     the test."""

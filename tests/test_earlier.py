@@ -17,6 +17,8 @@ from jaxrl_po.run.experiment import control, earlier, language
 from jaxrl_po.run.store import folder
 from jaxrl_po.run.store.metrics import append, read
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(finished, tmp_path_factory):

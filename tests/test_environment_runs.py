@@ -24,26 +24,18 @@ from jaxrl_po.run.experiment import settings
 from jaxrl_po.run.store.metrics import read
 from jaxrl_po.types import ActorCritic
 
+pytestmark = pytest.mark.slow
+
 CLASSES = Path(__file__).parent / "support" / "tool_environments.py"
 SMALL = [
-    "--algorithm=grpo",
-    "--devices=1",
-    "--seeds=1",
-    "--eval_prompts=3",
-    "--eval_samples=2",
-    "--show=1",
-    "--task=file",
-    "--task.test_fraction=0.3",
-    "--problem.num_prompts=2",
-    "--problem.group_size=2",
-    "--problem.max_new_tokens=2",
-    "--problem.temperature=3",
-    "--config.num_minibatches=1",
-    "--config.num_epochs=1",
-    "--config.learning_rate=0.01",
-    "--config.decay_iterations=4",
-    "--tools.turns=2",
-    "--tools.reply_length=24",
+    *("--algorithm=grpo", "--devices=1", "--seeds=1"),
+    *("--eval_prompts=3", "--eval_samples=2", "--show=1"),
+    *("--task=file", "--task.test_fraction=0.3"),
+    *("--problem.num_prompts=2", "--problem.group_size=2"),
+    *("--problem.max_new_tokens=2", "--problem.temperature=3"),
+    *("--config.num_minibatches=1", "--config.num_epochs=1"),
+    *("--config.learning_rate=0.01", "--config.decay_iterations=4"),
+    *("--tools.turns=2", "--tools.reply_length=24"),
 ]
 
 
@@ -241,7 +233,6 @@ def test_unusable_template_or_rows_give_one_line(place, tmp_path):
             launch.language(flags)
 
 
-@pytest.mark.slow
 def test_the_example_of_the_documentation_runs(tmp_path):
     """The example's model is fitted for two steps and trained for one iteration."""
     root = Path(__file__).parent.parent

@@ -114,6 +114,7 @@ def test_another_method_with_a_critic_is_one_entry(tmp_path, monkeypatch):
     assert judged.method.num_epochs == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trace_only")
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("algorithm", WITHOUT_TEACHER)
@@ -129,6 +130,7 @@ def test_its_run_can_be_written_read_and_shown(algorithm, script, tmp_path):
         assert render.main([f"--run={out}"]) == 0
 
 
+@pytest.mark.slow
 def test_wrapped_problem_is_evaluated_and_rendered(tmp_path):
     """DAPO wraps its problem in dynamic sampling, whose surplus is part of the checkpoint."""
     given = [*arguments("control", "dapo", tmp_path / "run"), *BOTH, "--config.carry_surplus=true"]

@@ -100,6 +100,7 @@ def test_the_language_script_evaluates_samples_and_shows_some(runs):
     assert shown[0]["note"] == "answers are written lowest digit first"
 
 
+@pytest.mark.slow
 def test_stopped_resumed_extended_run_equals_uninterrupted(runs, tmp_path, monkeypatch, capsys):
     update = Progress.update
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from scripts import python
+
+pytestmark = pytest.mark.slow
 
 HELPERS = Path(__file__).parent / "support"
 FILES = {

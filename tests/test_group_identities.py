@@ -186,3 +186,12 @@ def test_signs_of_zero_rewards_change_no_advantage():
     for advantage in (-0.0 * log_prob, 0.0 * log_prob, 0.0 * reward[:1] - 0.0):
         chosen = token_weights.top_covariance(log_prob, advantage, mask, 0.5)
         assert chosen.tolist() == [[True] * 3 + [False] * 3]
+
+
+def test_top_covariance_is_taken_over_all_devices():
+    """Rows of the second device have another mean and fewer tokens."""
+    log_prob, advantage = np.random.default_rng(0).normal(size=(2, 2, 5))
+    rows = log_prob - [[0.0], [9.0]], advantage - [[0.0], [-4.0]], np.arange(5) < [[5], [2]]
+    select = functools.partial(token_weights.top_covariance, share=0.5)
+    shared = jax.vmap(functools.partial(select, axis_name="data"), axis_name="data")
+    np.testing.assert_array_equal(shared(*(x[:, None] for x in rows))[:, 0], select(*rows))

@@ -24,6 +24,8 @@ from jaxrl_po.run.experiment import control as command
 from jaxrl_po.run.host import rollouts
 from jaxrl_po.run.host.vector_envs import PoolError
 
+pytestmark = pytest.mark.slow
+
 TINY = [flag for flag in ON_HOST if not flag.startswith("--env=")]
 # An environment with two actions and no dynamics makes the smallest program that trains.
 FRAGILE = ["--env=gymnasium:Fragile-v0", *(flag for flag in TINY if "--config." not in flag)]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from probes import drawn
-from tables import cases
+from tables import cases, slow
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import grpo, trpo
@@ -94,7 +94,7 @@ def learner_of(name):
     return learner, base, jax.jit(learner.init), jax.jit(learner.step)
 
 
-@cases("name", "grpo", "trpo")
+@cases("name", "grpo", slow("trpo"))
 def test_only_adapters_are_trained(name):
     _, base, init, step = learner_of(name)
     state = init(jax.random.key(0))

@@ -14,7 +14,7 @@ import tiny
 from clock import ignore, started
 from clock import problem_of as hosted_problem
 from memory_reference import SIZES
-from tables import cases, slow
+from tables import cases
 
 from jaxrl_po import control
 from jaxrl_po import run as runs
@@ -22,6 +22,8 @@ from jaxrl_po.cli import evaluate, launch, render
 from jaxrl_po.config import ConfigError, describe_field
 from jaxrl_po.control import actor, memory, recorded, unroll
 from jaxrl_po.control.problem import CRITIC_MEMORY
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_host_environment_replays_what_acted():
@@ -117,7 +119,7 @@ def test_another_memory_is_one_entry(tmp_path, monkeypatch):
             control.NetworkSettings(**{"memory": "sum", **changes}).validate()
 
 
-@cases("real, memory", (False, "transformer"), slow(True, "gru"))
+@cases("real, memory", (False, "transformer"), (True, "gru"))
 def test_memory_run_resumes_evaluates_renders_and_loads(
     tmp_path, capsys, monkeypatch, real, memory
 ):

@@ -19,6 +19,8 @@ from jaxrl_po.run.experiment.experiment import DOMAINS, read_experiment
 from jaxrl_po.run.experiment.prepare import prepare
 from jaxrl_po.run.store import sources
 
+pytestmark = pytest.mark.slow
+
 ENV = "from probes import CueReward\n\ndef cue():\n    return CueReward()\n"
 REWARD = "def nearly(completions, **_):\n    return [0.0 for _ in completions]\n"
 

@@ -114,6 +114,7 @@ def test_importable_objects_are_named_by_file():
         sources.name_object("tools", lambda: None)
 
 
+@pytest.mark.slow
 def test_python_reward_scores_run_but_is_not_stored(tmp_path, capsys):
     calls = []
 

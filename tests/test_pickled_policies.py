@@ -14,6 +14,8 @@ from jaxrl_po import control, run
 from jaxrl_po.algorithms import a2c
 from jaxrl_po.config import ConfigError
 
+pytestmark = pytest.mark.slow
+
 OBSERVATIONS = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 PROMPTS = ["1+2=", "3+4=", "9+9="]
 

@@ -315,6 +315,7 @@ def experiment(out, **more):
     return run.Experiment(**{"env": "CartPole-v1", "out": out, **keywords, **more})
 
 
+@pytest.mark.slow
 def test_best_member_is_a_run(tmp_path, monkeypatch, capsys):
     saved = []
     save = populations.save_best
@@ -352,6 +353,7 @@ def test_best_member_is_a_run(tmp_path, monkeypatch, capsys):
     assert all(np.array_equal(x[0], y) for x, y in zip(*moments, strict=True))
 
 
+@pytest.mark.slow
 def test_population_without_scores_says_so(tmp_path, capsys):
     """No episode of Pendulum ends in two iterations of 8 steps."""
     pendulum = experiment(tmp_path, env="Pendulum-v1", total_steps=64)

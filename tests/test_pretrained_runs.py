@@ -28,6 +28,8 @@ from jaxrl_po.run.loop import programs
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
+pytestmark = pytest.mark.slow
+
 CONSTANT = re.compile('"0x[0-9A-F]+"')
 
 

@@ -25,6 +25,8 @@ from jaxrl_po.run.devices import processes
 from jaxrl_po.run.store.checkpoint import Store
 from jaxrl_po.run.store.metrics import read
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 CONTROL = [
     *(*tiny.CONTROL, "--devices=auto", "--problem.num_envs=8"),
@@ -35,16 +37,8 @@ LANGUAGE = [
     *(*tiny.LANGUAGE, "--devices=auto", "--algorithm=grpo", "--total_steps=96"),
     *("--problem.num_prompts=8", "--config.num_minibatches=1"),
 ]
-CLUSTERS = (
-    "SLURM_",
-    "OMPI_",
-    "KUBERNETES_",
-    "TPU_",
-    "MEGASCALE_",
-    "JAX_COORDINATOR",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
-)
+CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_")
+CLUSTERS += ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +191,6 @@ def test_signal_to_another_process_saves_and_ends_this(tmp_path, monkeypatch):
     assert 0 < stopped.iteration == last(tmp_path)[0] == lines(tmp_path)[-1]["iteration"]
 
 
-@pytest.mark.slow
 def test_signal_to_one_saves_all_for_other_devices(environment, tmp_path):
     flags = [*CONTROL, f"--out={tmp_path / 'run'}"]
     long = f"--total_steps={150 * STEPS}"
@@ -224,7 +217,6 @@ def test_signal_to_one_saves_all_for_other_devices(environment, tmp_path):
     assert [row["iteration"] for row in lines(tmp_path / "run")] == list(range(151))
 
 
-@pytest.mark.slow
 def test_processes_that_disagree_all_end_and_say_where(environment, tmp_path):
     flags = [*CONTROL, "--devices=2", f"--out={tmp_path / 'new'}"]
     with started("control", flags, environment, apart=["--config.gamma=0.9"]) as running:
@@ -285,7 +277,6 @@ def test_bad_flags_are_named_before_any_waiting(arguments, message):
         processes.join_processes(**arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_processes_equal_one_on_language(environment, tmp_path):
     flags = [*LANGUAGE, "--mesh=data:8"]
@@ -297,7 +288,6 @@ def test_two_processes_equal_one_on_language(environment, tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @cases("victim", 0, 1)
 def test_killed_process_ends_others_and_run_resumes(environment, tmp_path, victim):

@@ -41,6 +41,7 @@ def test_products_are_told_apart_by_their_sizes():
     assert kinds((8, 4, 10, 10, 16)) == "products of attention"
 
 
+@pytest.mark.slow
 def test_lengths_are_those_asked_for():
     """When decoding, each step ends a completion with probability 1 / (share · budget).
 

@@ -144,6 +144,7 @@ def test_what_it_has_no_use_for_is_named(tmp_path, flags, message):
         launch.language([*given, *flags])
 
 
+@pytest.mark.slow
 def test_run_over_pretrained_model_is_written_and_evaluated(tmp_path, capsys, trace_only):
     write_place(tmp_path)
     rows = [{"messages": [{"role": "user", "content": f"w{i}"}, CHAT[1]]} for i in range(8, 28)]

@@ -97,7 +97,7 @@ def held(leaf):
 
 @pytest.mark.parametrize(
     ("algorithm", "placement"),
-    [("grpo", SQUARE), ("grpo", ROW), ("grpo", SEEDS), slow("ppo", SQUARE)],
+    [("grpo", SQUARE), slow("grpo", ROW), slow("grpo", SEEDS), slow("ppo", SQUARE)],
     ids=lambda value: value if isinstance(value, str) else "x".join(map(str, value[1:4])),
 )
 def test_numbers_are_those_of_one_device(algorithm, placement):

@@ -165,7 +165,7 @@ IN_ORDER = {
 }
 
 
-@cases("name", *IN_ORDER)
+@cases("name", "grpo", slow("ppo"), slow("trpo"))
 def test_ordered_update_reads_prompts_once(name):
     """The policy computes prompts once, in parts of whole groups for GRPO; the critic and rows of
     Fisher products are computed completely."""

@@ -24,7 +24,7 @@ LIMITS = {
     "README lines": 150,
     "CHANGELOG lines": 180,
     "docs words (studies aside)": 27_497,
-    "test code": 32_983,
+    "test code": 32_996,
 }
 
 

@@ -56,6 +56,11 @@ def test_a_dictionary_is_read_by_its_meaning():
     assert seen.legal.dtype == bool
 
 
+def test_flags_are_observed_as_numbers():
+    flags = read_spaces("flags", gymnasium.spaces.MultiBinary(3), gymnasium.spaces.Discrete(2))
+    assert flags.observe(np.array([1, 0, 1])).tolist() == [1.0, 0.0, 1.0]
+
+
 def test_observation_without_a_part_is_refused():
     pair = gymnasium.spaces.Tuple([gymnasium.spaces.Box(0.0, 1.0, (2,))] * 2)
     observe = read_spaces("pair", pair, gymnasium.spaces.Discrete(2)).observe

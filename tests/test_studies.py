@@ -235,6 +235,7 @@ def small(tmp_path):
 
 
 @pytest.mark.usefixtures("trace_only")
+@pytest.mark.slow
 def test_claim_runs_from_file_to_verdict(small, tmp_path, capsys, monkeypatch):
     out = tmp_path / "study"
     arguments = [f"--claim={small}:claim", f"--out={out}", "--compilation_cache="]

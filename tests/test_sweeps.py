@@ -15,7 +15,7 @@ import pytest
 import tiny
 from finished import SWEEP
 from probes import one_piece
-from tables import cases
+from tables import cases, slow
 from toy_run import start_of
 
 from jaxrl_po import config, run
@@ -59,7 +59,7 @@ def test_sweep_keeps_its_microbatches():
     assert several.rebuild is None
 
 
-@cases("seeds, devices", (2, 1), pytest.param(3, 2, marks=pytest.mark.slow))
+@cases("seeds, devices", slow(2, 1), slow(3, 2))
 def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
     """A combination begins with the parameters of a run that has its settings alone."""
     left_out = "--seeds", "--devices", "--warm_start."
@@ -232,6 +232,7 @@ def test_what_is_best_can_be_given(tmp_path, programs_run, monkeypatch, capsys):
     assert method.estimator == "monte_carlo"
 
 
+@pytest.mark.slow
 def test_sweep_compares_like_with_like(tmp_path, finished):
     """A combination trains as it would alone, on the same seeds as the other combinations."""
     # A small step ensures that the rounding of two programs does not grow into another episode.

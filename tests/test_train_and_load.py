@@ -380,6 +380,7 @@ print(here, more.state.step.tolist())
 """
 
 
+@pytest.mark.slow
 def test_learner_uses_all_cores_with_same_randomness(tmp_path):
     paths = [str(scripts.ROOT), str(Path(scripts.__file__).parent)]
     environment = scripts.surroundings() | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -134,6 +134,7 @@ def test_every_seed_stops_where_it_would_stop_alone():
     assert done[0].startswith(f"step {BETWEEN}/400, accuracy 0.")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trace_only")
 def test_run_shows_warm_start_and_resuming_does_not(tmp_path, capsys):
     arguments = [*SMALL, "--algorithm=grpo", "--seeds=2", "--devices=1", "--warm_start.steps=25"]
