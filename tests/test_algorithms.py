@@ -29,7 +29,7 @@ HEAVY = [
     *(("trpo", problem) for problem in ("everything", "addition", "CartPole", "vine")),
     *(("ppo", problem) for problem in ("everything", "addition")),
     *((method, "dialogue") for method in ("ppo-turn", "grpo-turn", "dapo")),
-    *(("grpo", "addition"), ("npg", "Pendulum"), ("ppo-reference", "learned")),
+    *(("grpo", "addition"), ("npg", "Pendulum")),
 ]
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from tables import cases, slow
+from tables import cases
 
 from jaxrl_po import language
 from jaxrl_po.algorithms import trpo
@@ -73,7 +73,8 @@ def test_a_kernel_is_the_attention_of_two_products(kernel, case):
         )
 
 
-@cases("layers", slow(2), slow(5), ids=["unrolled", "scanned"])
+@pytest.mark.slow
+@cases("layers", 2, 5, ids=["unrolled", "scanned"])
 def test_model_with_several_windows_uses_the_kernel(layers, monkeypatch):
     """Outputs and gradients are the same, with prompts computed once per group where possible; a
     pass with a cache has no kernel."""

@@ -126,7 +126,6 @@ def test_what_cloning_needs_is_named(tmp_path, flags, message):
         launch.control([*tiny.CONTROL, *flags, f"--out={tmp_path / 'run'}"])
 
 
-@pytest.mark.slow
 def test_only_control_is_recorded(tmp_path, finished):
     out = finished("language", tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^record: is for a run of jaxrl-po control"):

@@ -143,10 +143,8 @@ def test_masked_vectors_do_not_count():
 def test_statistics_are_merged_over_devices():
     rows, nothing = jnp.array([[1.0], [2.0], [8.0], [11.0]]), normalizer.empty((1,))
     merge = functools.partial(normalizer.merge_batch, nothing, axis_name="data")
-    found, wanted = (
-        jax.vmap(merge, axis_name="data")(rows[:, None]),
-        normalizer.merge_batch(nothing, rows),
-    )
+    found = jax.vmap(merge, axis_name="data")(rows[:, None])
+    wanted = normalizer.merge_batch(nothing, rows)
     chex.assert_trees_all_close(found, jax.tree.map(lambda x: jnp.stack([x] * 4), wanted))
 
 

@@ -28,14 +28,12 @@ pytestmark = pytest.mark.slow
 
 CLASSES = Path(__file__).parent / "support" / "tool_environments.py"
 SMALL = [
-    *("--algorithm=grpo", "--devices=1", "--seeds=1"),
+    *("--algorithm=grpo", "--devices=1", "--seeds=1", "--task=file", "--task.test_fraction=0.3"),
     *("--eval_prompts=3", "--eval_samples=2", "--show=1"),
-    *("--task=file", "--task.test_fraction=0.3"),
     *("--problem.num_prompts=2", "--problem.group_size=2"),
     *("--problem.max_new_tokens=2", "--problem.temperature=3"),
-    *("--config.num_minibatches=1", "--config.num_epochs=1"),
-    *("--config.learning_rate=0.01", "--config.decay_iterations=4"),
-    *("--tools.turns=2", "--tools.reply_length=24"),
+    *("--config.num_minibatches=1", "--config.num_epochs=1", "--config.learning_rate=0.01"),
+    *("--config.decay_iterations=4", "--tools.turns=2", "--tools.reply_length=24"),
 ]
 
 

@@ -28,15 +28,11 @@ from jaxrl_po.run.store.metrics import read
 pytestmark = pytest.mark.slow
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-CONTROL = [
-    *(*tiny.CONTROL, "--devices=auto", "--problem.num_envs=8"),
-    *("--log_every=1", "--eval_every=1000"),
-]
+CONTROL = [*tiny.CONTROL, "--devices=auto", "--problem.num_envs=8", "--log_every=1"]
+CONTROL += ["--eval_every=1000"]
 STEPS = 64  # number of environment steps in one iteration
-LANGUAGE = [
-    *(*tiny.LANGUAGE, "--devices=auto", "--algorithm=grpo", "--total_steps=96"),
-    *("--problem.num_prompts=8", "--config.num_minibatches=1"),
-]
+LANGUAGE = [*tiny.LANGUAGE, "--devices=auto", "--algorithm=grpo", "--total_steps=96"]
+LANGUAGE += ["--problem.num_prompts=8", "--config.num_minibatches=1"]
 CLUSTERS = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_", "MEGASCALE_")
 CLUSTERS += ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 

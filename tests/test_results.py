@@ -1,5 +1,6 @@
 """Tests that the result of a complete run is written, also if the run fails or is interrupted."""
 
+import functools
 import json
 import os
 import subprocess
@@ -115,3 +116,11 @@ def test_only_the_process_that_reports_writes(tmp_path, worker, number):
     )
     conftest.pytest_configure(config)
     assert sum(isinstance(plugin, results.Results) for plugin in plugins) == number
+
+
+@cases("target", "slow", "gate")
+def test_make_keeps_the_result_where_git_ignores_it(target):
+    read = functools.partial(subprocess.check_output, cwd=ROOT, text=True)
+    file = f".results/{target}.json"
+    assert f"--results={file}" in read(["make", "--dry-run", target])
+    assert read(["git", "check-ignore", file]).strip() == file

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from finished import SWEEP
 from probes import one_piece
-from tables import cases, slow
+from tables import cases
 from toy_run import start_of
 
 from jaxrl_po import config, run
@@ -59,7 +59,8 @@ def test_sweep_keeps_its_microbatches():
     assert several.rebuild is None
 
 
-@cases("seeds, devices", slow(2, 1), slow(3, 2))
+@pytest.mark.slow
+@cases("seeds, devices", (2, 1), (3, 2))
 def test_settings_of_a_sweep_share_warm_starts(seeds, devices):
     """A combination begins with the parameters of a run that has its settings alone."""
     left_out = "--seeds", "--devices", "--warm_start."
